@@ -1,0 +1,1 @@
+"""qvattn: attention that stops paying for keys."""

@@ -1,0 +1,133 @@
+"""The only entrance to the softmax: validate, choose a kernel, run it.
+
+`impl="auto"` may choose, and `choose` tells what and why; an explicit `impl` never falls back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..geometry import Geometry
+from ..positions.base import DistanceTables
+from .reference import attend_reference
+from .sdpa import attend_sdpa, sdpa_refuses
+from .terms import ScoreTerm, ValueTerm
+
+IMPLS = ("auto", "reference", "sdpa")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kernel that serves a request, and why."""
+
+    impl: str
+    why: str
+
+
+def choose(impl: str, *, tables: DistanceTables | None, dropout: float, weights: bool) -> Choice:
+    """What `impl` resolves to. Raises UserError where an explicit `impl` cannot serve the request."""
+    if impl not in IMPLS:
+        raise UserError(f"impl={impl!r}: allowed are {', '.join(IMPLS)}")
+    refusal = "attention weights are asked for" if weights else sdpa_refuses(tables, dropout)
+    if impl == "reference":
+        return Choice("reference", "asked for")
+    if impl == "sdpa":
+        if refusal:
+            raise UserError(f"impl='sdpa' cannot serve this: {refusal}; use impl='reference' or 'auto'")
+        return Choice("sdpa", "asked for")
+    return Choice("reference", refusal) if refusal else Choice("sdpa", "plain scores")
+
+
+def _validate(scores: Sequence[ScoreTerm], value: ValueTerm, geometry: Geometry) -> None:
+    if not scores:
+        raise UserError("scores=(): attention needs at least one scoring term")
+    B, H, M, _ = scores[0].q.shape
+    T = value.stream.shape[2]
+    for i, term in enumerate(scores):
+        if term.q.shape[:3] != (B, H, M):
+            raise UserError(f"scores[{i}].q has shape {tuple(term.q.shape)}, expected [B={B}, H={H}, M={M}, D]")
+        if term.stream.shape[0] != B or term.stream.shape[2] != T:
+            raise UserError(
+                f"scores[{i}].stream has shape {tuple(term.stream.shape)}, expected [B={B}, G, T={T}, W]"
+            )
+        if term.start + term.q.shape[-1] > term.stream.shape[3]:
+            raise UserError(
+                f"scores[{i}]: view {term.start}..{term.start + term.q.shape[-1]} leaves the stream's width "
+                f"{term.stream.shape[3]}"
+            )
+    for what, shape, groups in (
+        *((f"scores[{i}]", t.stream.shape, t.groups) for i, t in enumerate(scores)),
+        ("value", value.stream.shape, value.groups),
+    ):
+        if groups is not None and (len(groups) != shape[1] or sum(groups) != H):
+            raise UserError(f"{what}.groups={groups}: expected {shape[1]} group sizes that sum to H={H}")
+        if groups is None and H % shape[1] and not (what == "value" and value.flat):
+            raise UserError(f"{what} has G={shape[1]} shared heads, which does not divide H={H}; give `groups`")
+    if geometry.q_pos.shape[1] != M or geometry.k_pos.shape[1] != T:
+        raise UserError(
+            f"geometry is for M={geometry.q_pos.shape[1]}, T={geometry.k_pos.shape[1]}, the tensors have M={M}, T={T}"
+        )
+
+
+@overload
+def attend(
+    scores: Sequence[ScoreTerm],
+    value: ValueTerm,
+    geometry: Geometry,
+    *,
+    scale: float,
+    tables: DistanceTables | None = ...,
+    dropout: float = ...,
+    impl: str = ...,
+    weights: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def attend(
+    scores: Sequence[ScoreTerm],
+    value: ValueTerm,
+    geometry: Geometry,
+    *,
+    scale: float,
+    tables: DistanceTables | None = ...,
+    dropout: float = ...,
+    impl: str = ...,
+    weights: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def attend(
+    scores: Sequence[ScoreTerm],
+    value: ValueTerm,
+    geometry: Geometry,
+    *,
+    scale: float,
+    tables: DistanceTables | None = None,
+    dropout: float = 0.0,
+    impl: str = "auto",
+    weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention over streams.
+
+    scores: the scoring terms; their products are summed.  value: what is averaged.
+    geometry: who sees whom.  scale: multiplies the summed products.  tables: factors over distance.
+    dropout: on the normalised weights.  impl: one of IMPLS.
+    weights: also return the weights after the softmax, (B, H, M, T), before dropout and `value_mul`.
+
+    Returns (B, H, M, D_out). Raises UserError naming the argument, its shape and what is allowed.
+    """
+    _validate(scores, value, geometry)
+    choice = choose(impl, tables=tables, dropout=dropout, weights=weights)
+    if choice.impl == "sdpa":
+        out, a = attend_sdpa(scores, value, geometry, scale=scale, tables=tables), None
+    else:
+        out, a = attend_reference(scores, value, geometry, scale=scale, tables=tables, dropout=dropout)
+    if value.lift is not None:
+        out = torch.einsum("bhmw,hwd->bhmd", out, value.lift.to(out.dtype))
+    if weights:
+        assert a is not None
+        return out, a
+    return out

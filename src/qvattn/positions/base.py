@@ -1,0 +1,136 @@
+"""What every position scheme is: three tables over distance, or a rotation, or an embedding added at the bottom.
+
+    s_h(m,n) = mul_h(delta) * (q.k * scale) + add_h(delta);  a = softmax(s);  o = sum_n a(m,n) value_mul_h(delta) v(n)
+
+with delta = m - n (DESIGN 2.2). A scheme never sees tensors of tokens: only distances and positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class DistanceTables:
+    """Tables (H, N) over the distances delta_min .. delta_min + N - 1; None means "no such factor"."""
+
+    delta_min: int
+    mul: Tensor | None = None
+    add: Tensor | None = None
+    value_mul: Tensor | None = None
+
+    def narrow(self, low: int, high: int) -> DistanceTables:
+        """The same tables over low .. high only."""
+        cut = slice(low - self.delta_min, high - self.delta_min + 1)
+        parts = (None if t is None else t[:, cut] for t in (self.mul, self.add, self.value_mul))
+        return DistanceTables(low, *parts)
+
+
+class Rotation:
+    """Rotary embedding at given positions (RoFormer, arXiv 2104.09864, eq. 15): a map (B, H, T, W) -> same.
+
+    positions: (B, T) or (1, T).  dim: how many leading elements are rotated, None for all.
+    layout: "half" pairs element i with i + dim/2 (Llama); "interleaved" pairs 2i with 2i + 1 (GPT-J, DeepSeek).
+    """
+
+    def __init__(
+        self, positions: Tensor, *, base: float, dim: int | None, layout: Literal["half", "interleaved"]
+    ) -> None:
+        self.positions, self.base, self.dim, self.layout = positions, base, dim, layout
+        self._tables: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def tables(self, width: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """cos and sin, each (B, T, dim/2), for streams of `width` elements."""
+        dim = self.dim or width
+        if (dim, dtype) not in self._tables:
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            steps = torch.arange(0, dim, 2, dtype=wide, device=self.positions.device)
+            angle = self.positions[..., None].to(wide) * self.base ** (-steps / dim)
+            self._tables[dim, dtype] = (angle.cos().to(dtype), angle.sin().to(dtype))
+        return self._tables[dim, dtype]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        dim = self.dim or x.shape[-1]
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        cos, sin = (table[:, None] for table in self.tables(x.shape[-1], wide))
+        part = x[..., :dim].to(wide)
+        if self.layout == "half":
+            a, b = part.chunk(2, dim=-1)
+            turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+        else:
+            a, b = part[..., 0::2], part[..., 1::2]
+            turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        turned = turned.to(x.dtype)
+        return turned if dim == x.shape[-1] else torch.cat((turned, x[..., dim:]), dim=-1)
+
+
+def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
+    """x rotated, or x itself where the scheme does not rotate."""
+    return x if rotation is None else rotation(x)
+
+
+class Position(nn.Module):
+    """Base of all schemes. A scheme states its options with defaults and overrides what it has.
+
+    n_heads: query heads H.  causal: whether only non-negative distances occur.  options: resolved, complete.
+    """
+
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Option name -> default value; every other option of PositionSpec must be left unset."""
+    absolute: ClassVar[bool] = False
+    """Whether the model adds an embedding of the position to its input (`embedding`)."""
+    rotary: ClassVar[bool] = False
+    """Whether queries and scoring streams are rotated."""
+
+    def __init__(self, n_heads: int, causal: bool, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.n_heads, self.causal = n_heads, causal
+        self._memo: tuple[Any, DistanceTables] | None = None
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any]) -> str | None:
+        """A reason to refuse these options, or None."""
+        return None
+
+    @classmethod
+    def embedding(cls, d_model: int, options: Mapping[str, Any]) -> nn.Module | None:
+        """The module that maps positions (B, T) to (B, T, E), for absolute schemes."""
+        return None
+
+    def rotation(self, positions: Tensor) -> Rotation | None:
+        """The rotation at these positions, for rotary schemes."""
+        return None
+
+    def compute(self, delta: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """mul, add, value_mul at integer distances `delta` (N,), each (H, N) or None."""
+        return None, None, None
+
+    @property
+    def has_tables(self) -> bool:
+        return type(self).compute is not Position.compute
+
+    def tables(self, low: int, high: int) -> DistanceTables | None:
+        """Tables over low .. high. Without gradients the widest tables so far are kept, for decoding."""
+        if not self.has_tables:
+            return None
+        parameters = list(self.parameters())
+        device = parameters[0].device if parameters else torch.device("cpu")
+        if torch.is_grad_enabled():
+            return DistanceTables(low, *self.compute(torch.arange(low, high + 1, device=device)))
+        key = tuple((p.data_ptr(), p._version, p.dtype) for p in parameters if not p.is_inference())
+        if self._memo is not None and self._memo[0] == key:
+            known = self._memo[1]
+            some = next(t for t in (known.mul, known.add, known.value_mul) if t is not None)
+            if known.delta_min <= low and high < known.delta_min + some.shape[1]:
+                return known.narrow(low, high)
+        wide_low, wide_high = min(low, -low if not self.causal else 0), max(64, 2 * high)
+        with torch.no_grad():
+            delta = torch.arange(wide_low, wide_high + 1, device=device)
+            known = DistanceTables(wide_low, *self.compute(delta))
+        self._memo = (key, known)
+        return known.narrow(low, high)
