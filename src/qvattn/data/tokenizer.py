@@ -1,0 +1,137 @@
+"""Byte-level BPE for small corpora, wrapped for transformers.
+
+Trained on the training split only. Ids 0 to 3 are always pad, bos, eos, unk. Every text can be encoded (bytes
+are in the vocabulary) and decodes to its NFC form, outer spaces apart. Words that look like special tokens
+(`</s>`) in a text stay text: no input can end a sentence early.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from qvattn.data.spec import DataSpec
+from qvattn.errors import UserError
+
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+SOURCE_FILE, TARGET_FILE = "tokenizer.json", "tokenizer_target.json"
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """The tokenizers of a run; `source is target` when the vocabulary is shared.
+
+    Calling one (`toks.source("text")`) yields ids that end in eos, without bos.
+    """
+
+    source: PreTrainedTokenizerFast
+    target: PreTrainedTokenizerFast
+
+    @property
+    def shared(self) -> bool:
+        """Whether both languages use one vocabulary."""
+        return self.source is self.target
+
+    def save(self, folder: str | Path) -> None:
+        """Write `tokenizer.json`, and `tokenizer_target.json` if the vocabularies differ."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(self.source, folder / SOURCE_FILE)
+        if not self.shared:
+            _write(self.target, folder / TARGET_FILE)
+        elif (folder / TARGET_FILE).exists():
+            (folder / TARGET_FILE).unlink()
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizers:
+        """Read what `save` wrote. Errors: a file missing, cut short, or without the four special tokens."""
+        folder = Path(folder)
+        source = load_tokenizer(folder / SOURCE_FILE)
+        if not (folder / TARGET_FILE).exists():
+            return cls(source, source)
+        return cls(source, load_tokenizer(folder / TARGET_FILE))
+
+
+def build_tokenizers(pairs: Sequence[tuple[str, str]], spec: DataSpec) -> Tokenizers:
+    """Train on the pairs: one tokenizer on both sides (`shared_vocab`), or one a side."""
+    sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if spec.shared_vocab:
+        shared = train_tokenizer([*sources, *targets], spec.vocab_size, lowercase=spec.lowercase)
+        return Tokenizers(shared, shared)
+    return Tokenizers(
+        train_tokenizer(sources, spec.vocab_size, lowercase=spec.lowercase),
+        train_tokenizer(targets, spec.vocab_size, lowercase=spec.lowercase),
+    )
+
+
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, *, lowercase: bool = False
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with at most `vocab_size` entries (fewer where the text offers no more merges)."""
+    core = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[UNK_ID]))
+    steps = [normalizers.NFC(), normalizers.Strip()]
+    core.normalizer = normalizers.Sequence([*steps, normalizers.Lowercase()] if lowercase else steps)
+    # A word reads the same at the start of a sentence and inside it: a space is put before, and taken off.
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    core.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    eos = SPECIAL_TOKENS[EOS_ID]
+    core.post_processor = processors.TemplateProcessing(
+        single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, EOS_ID)]
+    )
+    return _wrap(core)
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
+    """One saved tokenizer. Errors name the file: missing, cut short, or with other special tokens."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: is this a run directory?") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from None
+    try:
+        json.loads(text)
+        core = Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise UserError(f"{path} is not a whole tokenizer file ({error})") from None
+    found = tuple(core.id_to_token(i) for i in range(len(SPECIAL_TOKENS)))
+    if found != SPECIAL_TOKENS:
+        raise UserError(f"{path}: ids 0 to 3 are {found}, {SPECIAL_TOKENS} are needed")
+    return _wrap(core)
+
+
+def _wrap(core: Tokenizer) -> PreTrainedTokenizerFast:
+    pad, bos, eos, unk = SPECIAL_TOKENS
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=pad,
+        bos_token=bos,
+        eos_token=eos,
+        unk_token=unk,
+        padding_side="right",
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,
+    )
+    wrapped.backend_tokenizer.encode_special_tokens = True
+    return wrapped
+
+
+def _write(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(tokenizer.backend_tokenizer.to_str(pretty=True), encoding="utf-8")
+    os.replace(unfinished, path)
