@@ -8,10 +8,14 @@ special cases. A model builds one Geometry per forward pass and hands it to all 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T_ = TypeVar("T_")
 
 
 class Geometry:
@@ -23,6 +27,14 @@ class Geometry:
 
     def __init__(self, q_pos: Tensor, k_pos: Tensor, *, causal: bool, window: int | None = None) -> None:
         self.q_pos, self.k_pos, self.causal, self.window = q_pos, k_pos, causal, window
+        self._recalled: dict[Hashable, Any] = {}
+
+    def recall(self, key: Hashable, make: Callable[[], T_]) -> T_:
+        """What `make` gives, made once for all layers that share this geometry."""
+        if key not in self._recalled:
+            self._recalled[key] = make()
+        value: T_ = self._recalled[key]
+        return value
 
     @classmethod
     def contiguous(

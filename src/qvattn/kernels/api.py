@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -30,11 +29,11 @@ class Choice:
     why: str
 
 
-def choose(impl: str, *, tables: DistanceTables | None, dropout: float, weights: bool) -> Choice:
+def choose(impl: str, *, tables: DistanceTables | None, dropout: float) -> Choice:
     """What `impl` resolves to. Raises UserError where an explicit `impl` cannot serve the request."""
     if impl not in IMPLS:
         raise UserError(f"impl={impl!r}: allowed are {', '.join(IMPLS)}")
-    refusal = "attention weights are asked for" if weights else sdpa_refuses(tables, dropout)
+    refusal = sdpa_refuses(tables, dropout)
     if impl == "reference":
         return Choice("reference", "asked for")
     if impl == "sdpa":
@@ -53,9 +52,7 @@ def _validate(scores: Sequence[ScoreTerm], value: ValueTerm, geometry: Geometry)
         if term.q.shape[:3] != (B, H, M):
             raise UserError(f"scores[{i}].q has shape {tuple(term.q.shape)}, expected [B={B}, H={H}, M={M}, D]")
         if term.stream.shape[0] != B or term.stream.shape[2] != T:
-            raise UserError(
-                f"scores[{i}].stream has shape {tuple(term.stream.shape)}, expected [B={B}, G, T={T}, W]"
-            )
+            raise UserError(f"scores[{i}].stream has shape {tuple(term.stream.shape)}, expected [B={B}, G, T={T}, W]")
         if term.start + term.q.shape[-1] > term.stream.shape[3]:
             raise UserError(
                 f"scores[{i}]: view {term.start}..{term.start + term.q.shape[-1]} leaves the stream's width "
@@ -75,30 +72,6 @@ def _validate(scores: Sequence[ScoreTerm], value: ValueTerm, geometry: Geometry)
         )
 
 
-@overload
-def attend(
-    scores: Sequence[ScoreTerm],
-    value: ValueTerm,
-    geometry: Geometry,
-    *,
-    scale: float,
-    tables: DistanceTables | None = ...,
-    dropout: float = ...,
-    impl: str = ...,
-    weights: Literal[False] = ...,
-) -> Tensor: ...
-@overload
-def attend(
-    scores: Sequence[ScoreTerm],
-    value: ValueTerm,
-    geometry: Geometry,
-    *,
-    scale: float,
-    tables: DistanceTables | None = ...,
-    dropout: float = ...,
-    impl: str = ...,
-    weights: Literal[True],
-) -> tuple[Tensor, Tensor]: ...
 def attend(
     scores: Sequence[ScoreTerm],
     value: ValueTerm,
@@ -108,26 +81,41 @@ def attend(
     tables: DistanceTables | None = None,
     dropout: float = 0.0,
     impl: str = "auto",
-    weights: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention over streams.
+) -> Tensor:
+    """Attention over streams, (B, H, M, D_out).
 
     scores: the scoring terms; their products are summed.  value: what is averaged.
     geometry: who sees whom.  scale: multiplies the summed products.  tables: factors over distance.
     dropout: on the normalised weights.  impl: one of IMPLS.
-    weights: also return the weights after the softmax, (B, H, M, T), before dropout and `value_mul`.
 
-    Returns (B, H, M, D_out). Raises UserError naming the argument, its shape and what is allowed.
+    Raises UserError naming the argument, its shape and what is allowed.
     """
     _validate(scores, value, geometry)
-    choice = choose(impl, tables=tables, dropout=dropout, weights=weights)
+    choice = choose(impl, tables=tables, dropout=dropout)
     if choice.impl == "sdpa":
-        out, a = attend_sdpa(scores, value, geometry, scale=scale, tables=tables), None
+        out = attend_sdpa(scores, value, geometry, scale=scale, tables=tables)
     else:
-        out, a = attend_reference(scores, value, geometry, scale=scale, tables=tables, dropout=dropout)
-    if value.lift is not None:
-        out = torch.einsum("bhmw,hwd->bhmd", out, value.lift.to(out.dtype))
-    if weights:
-        assert a is not None
-        return out, a
-    return out
+        out, _ = attend_reference(scores, value, geometry, scale=scale, tables=tables, dropout=dropout)
+    return _lifted(out, value)
+
+
+def attend_with_weights(
+    scores: Sequence[ScoreTerm],
+    value: ValueTerm,
+    geometry: Geometry,
+    *,
+    scale: float,
+    tables: DistanceTables | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """As `attend`, through the reference kernel, with the weights after the softmax (B, H, M, T).
+
+    The weights are those before dropout and before `value_mul`: each row of a seeing query sums to 1.
+    """
+    _validate(scores, value, geometry)
+    out, a = attend_reference(scores, value, geometry, scale=scale, tables=tables, dropout=dropout)
+    return _lifted(out, value), a
+
+
+def _lifted(out: Tensor, value: ValueTerm) -> Tensor:
+    return out if value.lift is None else torch.einsum("bhmw,hwd->bhmd", out, value.lift.to(out.dtype))

@@ -40,6 +40,8 @@ class AGF(Position):
         "two_sided": True,
     }
     on_values: ClassVar[bool] = False
+    raw_exponent: Tensor
+    raw_tau: Tensor
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> str | None:
@@ -56,13 +58,16 @@ class AGF(Position):
         sides = 1 if causal or not options["two_sided"] else 2
         spread = torch.linspace(0, 1, n_heads) if n_heads > 1 else torch.zeros(1)
         start = options["flattest"] * (options["steepest"] / options["flattest"]) ** spread
-        self.raw_exponent = nn.Parameter(
-            inverse_softplus(start).repeat(sides, 1), requires_grad=options["learn"]
-        )
-        self.raw_tau = nn.Parameter(
-            inverse_softplus(torch.full((n_heads,), float(options["tau"]))), requires_grad=options["learn_tau"]
-        )
+        tau = torch.full((n_heads,), float(options["tau"]))
+        self._own("raw_exponent", inverse_softplus(start).repeat(sides, 1), options["learn"])
+        self._own("raw_tau", inverse_softplus(tau), options["learn_tau"])
         self.floor = float(options["floor"])
+
+    def _own(self, name: str, value: Tensor, learned: bool) -> None:
+        if learned:
+            self.register_parameter(name, nn.Parameter(value))
+        else:
+            self.register_buffer(name, value)
 
     @property
     def exponents(self) -> Tensor:

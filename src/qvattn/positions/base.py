@@ -118,7 +118,7 @@ class Position(nn.Module):
         """Tables over low .. high. Without gradients the widest tables so far are kept, for decoding."""
         if not self.has_tables:
             return None
-        parameters = list(self.parameters())
+        parameters = [*self.parameters(), *self.buffers()]
         device = parameters[0].device if parameters else torch.device("cpu")
         if torch.is_grad_enabled():
             return DistanceTables(low, *self.compute(torch.arange(low, high + 1, device=device)))
