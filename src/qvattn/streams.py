@@ -1,8 +1,8 @@
 """Streams: the per-token tensors that attention keeps, how they are read, and the cache that holds them.
 
-Everything cached is a stream `S_s` of shape (B, G, T, W). A score or a value reads a *view* of a stream. Cache bytes,
-Everything cached is a stream `S_s` of shape (B, G, T, W). A score or a value reads a *view* of a stream. Cache bytes
-and the kernels, beam reorder and rollback, are written once, over streams. Queries, scores and past outputs are never stored:
+Everything cached is a stream `S_s` of shape (B, G, T, W). A score or a value reads a *view* of a stream. Cache
+bytes, beam reorder, rollback and the kernels are written once, over streams. Queries, scores and past outputs are
+never stored: they occur in no later step.
 
 Shape letters (used in the whole package):
     B batch, H query heads, G shared heads of a stream, M query length, T key length,
