@@ -55,7 +55,11 @@ class LearnedEmbedding(nn.Module):
 
     def __init__(self, d_model: int, max_length: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(max_length, d_model) * d_model**-0.5)
+        self.weight = nn.Parameter(torch.empty(max_length, d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
 
     def forward(self, positions: Tensor) -> Tensor:
         """positions (B, T), padding -1 -> (B, T, E)."""

@@ -55,19 +55,27 @@ class AGF(Position):
 
     def __init__(self, n_heads: int, causal: bool, options: Mapping[str, Any]) -> None:
         super().__init__(n_heads, causal, options)
+        self.start = dict(options)
         sides = 1 if causal or not options["two_sided"] else 2
-        spread = torch.linspace(0, 1, n_heads) if n_heads > 1 else torch.zeros(1)
-        start = options["flattest"] * (options["steepest"] / options["flattest"]) ** spread
-        tau = torch.full((n_heads,), float(options["tau"]))
-        self._own("raw_exponent", inverse_softplus(start).repeat(sides, 1), options["learn"])
-        self._own("raw_tau", inverse_softplus(tau), options["learn_tau"])
+        self._own("raw_exponent", torch.empty(sides, n_heads), options["learn"])
+        self._own("raw_tau", torch.empty(n_heads), options["learn_tau"])
         self.floor = float(options["floor"])
+        self.reset_parameters()
 
     def _own(self, name: str, value: Tensor, learned: bool) -> None:
         if learned:
             self.register_parameter(name, nn.Parameter(value))
         else:
             self.register_buffer(name, value)
+
+    def reset_parameters(self) -> None:
+        """Exponents from flattest to steepest over the heads, tau as given."""
+        flattest, steepest = self.start["flattest"], self.start["steepest"]
+        spread = torch.linspace(0, 1, self.n_heads) if self.n_heads > 1 else torch.zeros(1)
+        exponents = flattest * (steepest / flattest) ** spread
+        with torch.no_grad():
+            self.raw_exponent.copy_(inverse_softplus(exponents))
+            self.raw_tau.copy_(inverse_softplus(torch.tensor(float(self.start["tau"]))))
 
     @property
     def exponents(self) -> Tensor:

@@ -65,9 +65,13 @@ class QVKa(Variant):
         self.g_proj = self.linear(spec.d_model, spec.d_ctx)
         self.context_to_key = nn.Parameter(torch.empty(self.k_heads, spec.d_ctx, spec.d_key))
         self.value_to_key = nn.Parameter(torch.empty(self.k_heads, spec.d_head, spec.d_key))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Both factors together map c + d inputs to d_key outputs: Xavier over the joined fan-in."""
+        _, fan_in, fan_out = self.context_to_key.shape
+        bound = (6 / (fan_in + self.value_to_key.shape[1] + fan_out)) ** 0.5
         for factor in (self.context_to_key, self.value_to_key):
-            # together they map c + d inputs to d_key outputs: Xavier over the joined fan-in
-            bound = (6 / (spec.d_ctx + spec.d_head + spec.d_key)) ** 0.5
             nn.init.uniform_(factor, -bound, bound)
 
     def entries(self, x: Tensor, rotation: Rotation | None) -> dict[str, Tensor]:

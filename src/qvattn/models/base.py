@@ -1,0 +1,91 @@
+"""What our two Hugging Face models share: loading that leaves nothing random, and the counts that reports show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..attention import Attention
+from ..errors import UserError
+from ..spec import AttentionSpec
+from ..streams import StreamCache
+from .block import Stack
+from .objective import Objective
+
+
+@dataclass
+class QvattnOutput(ModelOutput):
+    """loss: sum or mean over target tokens.  nll, correct, tokens: detached sums, unsmoothed.  logits: (B, T, V)."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    nll: Tensor | None = None
+    correct: Tensor | None = None
+    tokens: Tensor | None = None
+    cache: Any = None
+    encoder_last_hidden_state: Tensor | None = None
+    decoder_attentions: tuple[Tensor, ...] | None = None
+    cross_attentions: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+class QvattnModel(PreTrainedModel, GenerationMixin):
+    """Base of TranslationModel and CausalLM."""
+
+    base_model_prefix = ""
+    supports_gradient_checkpointing = False
+    _no_split_modules = ("Block",)
+
+    @property
+    def decoder_stack(self) -> Stack:
+        """The layers whose streams are cached."""
+        raise TypeError(f"{type(self).__name__} must name its decoder stack")
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: constructors give every parameter a value, and `from_pretrained` refuses missing ones."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As transformers does it, but a missing, unexpected or misshapen weight raises UserError naming it."""
+        wants_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            if info[kind]:
+                names = ", ".join(sorted(str(k) for k in info[kind])[:5])
+                raise UserError(f"{pretrained_model_name_or_path}: {kind.replace('_', ' ')}: {names}")
+        return (model, info) if wants_info else model
+
+    def new_cache(self, batch_size: int, *, capacity: int = 64) -> StreamCache:
+        """An empty cache for the decoder's layers, in the model's dtype and on its device."""
+        return StreamCache(
+            self.decoder_stack.cache_layers, batch_size, capacity=capacity, dtype=self.dtype, device=self.device
+        )
+
+    @property
+    def attention_spec(self) -> AttentionSpec:
+        """The spec of the attention whose streams grow with every token."""
+        return self.decoder_stack.spec
+
+    def cache_elements_per_token(self) -> int:
+        """Elements cached per generated token over all layers."""
+        return self.decoder_stack.cache_elements_per_token
+
+    def cache_elements_per_token_layer(self) -> int:
+        """Elements cached per generated token in one layer that owns its streams."""
+        return self.attention_spec.cache_elements_per_token
+
+    def attention_parameters(self) -> int:
+        """Parameters of all attention layers, position schemes included."""
+        return sum(p.numel() for m in self.modules() if isinstance(m, Attention) for p in m.parameters())
+
+    @staticmethod
+    def _output(objective: Objective, reduction: str, **more: Any) -> QvattnOutput:
+        if reduction not in ("sum", "mean"):
+            raise UserError(f"reduction={reduction!r}: allowed are sum, mean")
+        loss = objective.loss if reduction == "sum" else objective.loss / objective.tokens.clamp(min=1)
+        return QvattnOutput(loss=loss, nll=objective.nll, correct=objective.correct, tokens=objective.tokens, **more)

@@ -1,0 +1,168 @@
+"""Hugging Face configs of our models: widths, depths, and one attention description per place it stands in.
+
+`attention` is either one description (a variant's name, or a dict of AttentionSpec fields without d_model and causal),
+used everywhere, or a dict of such descriptions by place: "encoder", "decoder", "cross". A description's fields beat the
+top-level `n_heads` and `position`. Cross-attention carries no relative position and no window (as in T5).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ..errors import UserError
+from ..positions import POSITIONS
+from ..spec import AttentionSpec, PositionSpec
+
+ACTIVATIONS = ("relu", "gelu", "swiglu")
+NORMS = ("pre", "post")
+NORM_TYPES = ("layer", "rms")
+
+
+def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UserError(f"{field}={value!r}: allowed are {', '.join(allowed)}")
+
+
+def _by_place(attention: Any, places: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """The long form of `attention`: place -> AttentionSpec fields."""
+
+    def fields(one: Any) -> dict[str, Any]:
+        if isinstance(one, str):
+            return {"variant": one}
+        if not isinstance(one, dict):
+            raise UserError(f"attention={one!r}: give a variant's name or a mapping of AttentionSpec fields")
+        return dict(one)
+
+    if isinstance(attention, dict) and attention.keys() & set(places):
+        unknown = attention.keys() - set(places)
+        if unknown:
+            raise UserError(f"attention.{min(unknown)}: by place, allowed are {', '.join(places)}")
+        return {place: fields(attention.get(place, "mha")) for place in places}
+    return {place: fields(attention) for place in places}
+
+
+class _Config(PreTrainedConfig):
+    """What translation models and language models have in common."""
+
+    d_model: int = 256
+    d_ff: int = 1024
+    n_heads: int = 8
+    attention: Any = "mha"
+    position: Any = "sinusoidal"
+    share_every: int = 1
+    norm: str = "pre"
+    norm_type: str = "layer"
+    activation: str = "relu"
+    bias: bool = False
+    dropout: float = 0.1
+    use_cache: bool = True
+
+    def _check(self) -> None:
+        _one_of("norm", self.norm, NORMS)
+        _one_of("norm_type", self.norm_type, NORM_TYPES)
+        _one_of("activation", self.activation, ACTIVATIONS)
+        if self.share_every < 1:
+            raise UserError(f"share_every={self.share_every}: 1 (every layer has streams of its own) or more")
+        for field in ("d_model", "d_ff", "n_heads"):
+            if getattr(self, field) < 1:
+                raise UserError(f"{field}={getattr(self, field)}: allowed are positive widths")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"dropout={self.dropout}: allowed is 0 <= dropout < 1")
+
+    def spec(self, place: str, *, causal: bool, memory: bool = False) -> AttentionSpec:
+        """The attention spec at one place. memory: it reads a memory, so relative position and window are dropped."""
+        own = dict(self.attention[place])
+        if memory:
+            position = own.pop("position", None)
+            own.pop("window", None)
+            kind = position.get("kind") if isinstance(position, dict) else position
+            if kind is not None and kind not in POSITIONS:
+                PositionSpec(kind=kind)  # raises, naming the field
+            own["position"] = "none"
+        fields = {"n_heads": self.n_heads, "position": self.position, "bias": self.bias} | own
+        return AttentionSpec(d_model=self.d_model, causal=causal, **fields)
+
+
+class TranslationConfig(_Config):
+    """Encoder-decoder Transformer. Widths in elements, depths in layers.
+
+    source_vocab_size, target_vocab_size: tokens.  share_embeddings: one table for source and target (equal sizes).
+    The target embedding and the output projection are always one matrix.
+    """
+
+    model_type = "qvattn-translation"
+    is_encoder_decoder: bool = True
+    source_vocab_size: int = 8000
+    target_vocab_size: int = 8000
+    encoder_layers: int = 3
+    decoder_layers: int = 3
+    share_embeddings: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = 1
+
+    attribute_map = {  # noqa: RUF012 - the base class's own declaration
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "decoder_layers",
+        "vocab_size": "target_vocab_size",
+    }
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.attention = _by_place(self.attention, ("encoder", "decoder", "cross"))
+        self._check()
+        if self.share_embeddings and self.source_vocab_size != self.target_vocab_size:
+            raise UserError(
+                f"share_embeddings=True: source_vocab_size={self.source_vocab_size} and target_vocab_size="
+                f"{self.target_vocab_size} differ; use one vocabulary or share_embeddings=False"
+            )
+        for spec in (self.encoder_spec, self.decoder_spec, self.cross_spec):
+            assert spec.streams
+        super().__post_init__(**kwargs)
+
+    @property
+    def encoder_spec(self) -> AttentionSpec:
+        return self.spec("encoder", causal=False)
+
+    @property
+    def decoder_spec(self) -> AttentionSpec:
+        return self.spec("decoder", causal=True)
+
+    @property
+    def cross_spec(self) -> AttentionSpec:
+        return self.spec("cross", causal=False, memory=True)
+
+
+class CausalLMConfig(_Config):
+    """Decoder-only Transformer language model."""
+
+    model_type = "qvattn-causal-lm"
+    vocab_size: int = 8000
+    layers: int = 4
+    norm_type: str = "rms"
+    activation: str = "swiglu"
+    position: Any = "rope"
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+
+    attribute_map = {  # noqa: RUF012 - the base class's own declaration
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "layers",
+    }
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.attention = _by_place(self.attention, ("decoder",))
+        self._check()
+        assert self.decoder_spec.streams
+        super().__post_init__(**kwargs)
+
+    @property
+    def decoder_spec(self) -> AttentionSpec:
+        return self.spec("decoder", causal=True)
