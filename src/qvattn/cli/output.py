@@ -1,0 +1,51 @@
+"""What the commands share: JSON on stdout, everything meant for people on stderr.
+
+Must never hold logic of a command, nor import anything heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+import typer
+from rich.console import Console
+
+JSON_OPTION = typer.Option("--json", help="Print the result as JSON on stdout.")
+
+
+def stderr_console() -> Console:
+    """The console for progress and messages."""
+    return Console(stderr=True, highlight=False)
+
+
+def stdout_console() -> Console:
+    """The console for results somebody asked for."""
+    return Console(highlight=False)
+
+
+def say(message: str) -> None:
+    """One plain line (or a few) on stderr; no markup is interpreted."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print `value` as strict JSON on stdout: NaN and infinity become null, pydantic models their fields."""
+    print(json.dumps(to_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def to_plain(value: Any) -> Any:
+    """`value` in JSON's types. Whatever has no counterpart there (paths, enums' members) becomes its text."""
+    if hasattr(value, "model_dump"):
+        return to_plain(value.model_dump(mode="python"))
+    if isinstance(value, dict):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return str(value)
