@@ -7,7 +7,7 @@ same with the norm after the sum (post-norm). Nothing here knows which variant a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -55,7 +55,7 @@ class Memory:
     """
 
     positions: Tensor
-    streams: list[Mapping[str, Tensor]]
+    streams: Sequence[Mapping[str, Tensor]]
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +90,7 @@ class Block(nn.Module):
         self.self_attn = Attention(spec, borrows=borrows)
         self.self_norm = norm(config)
         if cross is not None:
-            self.cross_attn = Attention(cross)
+            self.cross_attn: Attention = Attention(cross)
             self.cross_norm = norm(config)
         self.ff = FeedForward(config)
         self.ff_norm = norm(config)
@@ -185,13 +185,19 @@ class Stack(nn.Module):
         if memory is not None:
             over = memory.geometry(x.shape[0] // memory.positions.shape[0] * x.shape[1])
         lent: Mapping[str, Tensor] | None = None
-        for i, block in enumerate(self.layers):
+        for i, block in enumerate(self.blocks()):
             pair = None if memory is None or over is None else (memory.streams[i], over)
             x, streams = block(x, geometry, cache=cache, layer=i, lent=lent, memory=pair, watched=watched)
             if i % self.share_every == 0:
                 lent = streams
         y: Tensor = self.last_norm(x)
         return y
+
+    def blocks(self) -> Iterator[Block]:
+        """The layers from bottom to top."""
+        for block in self.layers:
+            assert isinstance(block, Block)
+            yield block
 
     @property
     def cache_layers(self) -> list[tuple[Stream, ...] | int]:

@@ -49,7 +49,7 @@ class TranslationModel(QvattnModel):
 
     def remember(self, encoded: Tensor, positions: Tensor) -> Memory:
         """The cross-attention streams of every decoder layer over encoded sources (B, S, E), made once."""
-        return Memory(positions, [layer.cross_attn.memory_streams(encoded) for layer in self.decoder.layers])
+        return Memory(positions, [block.cross_attn.memory_streams(encoded) for block in self.decoder.blocks()])
 
     def decode(
         self,
