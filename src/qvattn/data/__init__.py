@@ -4,11 +4,12 @@
 No module here knows a model or a variant, so all variants are fed the same batches in the same order.
 """
 
-from qvattn.data.batching import BatchPlan, shard
-from qvattn.data.corpus import Corpus, load_corpus
-from qvattn.data.parallel import IGNORED_LABEL, ParallelDataset, collate
-from qvattn.data.spec import DataSpec, HubSpec
-from qvattn.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizers, build_tokenizers, load_tokenizer
+from .batching import BatchPlan, shard
+from .corpus import Corpus, load_corpus
+from .parallel import IGNORED_LABEL, ParallelDataset, collate
+from .spec import DataSpec, HubSpec
+from .text import TextCorpus, TextDataset, build_text_tokenizer, collate_text, load_text
+from .tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizers, build_tokenizers, load_tokenizer
 
 __all__ = [
     "BOS_ID",
@@ -21,10 +22,15 @@ __all__ = [
     "DataSpec",
     "HubSpec",
     "ParallelDataset",
+    "TextCorpus",
+    "TextDataset",
     "Tokenizers",
+    "build_text_tokenizer",
     "build_tokenizers",
     "collate",
+    "collate_text",
     "load_corpus",
+    "load_text",
     "load_tokenizer",
     "shard",
 ]

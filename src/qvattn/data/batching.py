@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qvattn.errors import UserError
+from ..errors import UserError
 
 Ints = npt.NDArray[np.int64]
 
@@ -35,9 +35,7 @@ class BatchPlan:
         self.seed = seed
         self._last: tuple[int, list[list[int]]] | None = None
         if self.lengths.ndim != 2 or not len(self.lengths):
-            raise UserError(
-                f"a batch plan needs lengths of shape (N, 2) or (N,) with N > 0, got {table.shape}"
-            )
+            raise UserError(f"a batch plan needs lengths of shape (N, 2) or (N,) with N > 0, got {table.shape}")
         if seed < 0:
             raise UserError(f"seed={seed}: it must be 0 or more")
         longest = self.lengths.max(axis=1)

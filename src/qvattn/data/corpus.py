@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from qvattn.data.hub import load_hub_pairs
-from qvattn.data.lines import read_lines, resolve
-from qvattn.data.spec import DataSpec
-from qvattn.data.verses import load_verse_pairs
-from qvattn.errors import UserError
+from ..errors import UserError
+from .hub import load_hub_pairs
+from .lines import read_lines, resolve
+from .spec import DataSpec
+from .verses import load_verse_pairs
 
 Pair = tuple[str, str]
 T = TypeVar("T")
@@ -37,20 +37,17 @@ def load_corpus(spec: DataSpec) -> Corpus:
     `test` may be empty; `train` and `valid` may not. Errors are `UserError`s that name the file or field.
     """
     if spec.is_text:
-        raise UserError(
-            f"data.corpus={spec.corpus!r} holds plain text: translation needs verses, files, tsv or hub"
-        )
+        raise UserError(f"data.corpus={spec.corpus!r} holds plain text: translation needs verses, files, tsv or hub")
     raw, notes = _read(spec)
-    splits = {
-        split: _keep_filled(raw.get(split, []), split, spec, notes) for split in ("train", "valid", "test")
-    }
+    splits = {split: _keep_filled(raw.get(split, []), split, spec, notes) for split in ("train", "valid", "test")}
     if not splits["train"]:
         raise UserError(f"data.corpus={spec.corpus!r}: no training pair is left ({_reasons(notes)})")
     ours = spec.corpus == "verses"
-    if not splits["valid"]:
+    if "valid" not in raw:
         splits["train"], splits["valid"] = hold_out(splits["train"], spec)
         notes["valid_held_out"] = len(splits["valid"])
         ours = True
+    check_validation(splits["valid"], "valid" in raw, spec, _reasons(notes))
     train = _without_held_out(splits, notes, drop=ours)
     if not train:
         raise UserError(f"data.corpus={spec.corpus!r}: no training pair is left ({_reasons(notes)})")
@@ -78,14 +75,23 @@ def hold_out(items: list[T], spec: DataSpec) -> tuple[list[T], list[T]]:
         )
     count = int(len(items) * spec.valid_fraction)
     if count == 0:
-        raise UserError(
-            f"data.valid_fraction={spec.valid_fraction} of {len(items)} leaves no validation data"
-        )
+        raise UserError(f"data.valid_fraction={spec.valid_fraction} of {len(items)} leaves no validation data")
     chosen = {(2 * i + 1) * len(items) // (2 * count) for i in range(count)}
     return (
         [item for i, item in enumerate(items) if i not in chosen],
         [item for i, item in enumerate(items) if i in chosen],
     )
+
+
+def check_validation(valid: list[T], given: bool, spec: DataSpec, reasons: str) -> None:
+    """Raise if the corpus brings validation data of its own and it is empty, or a fraction is asked for too."""
+    if not valid:
+        raise UserError(f"data.corpus={spec.corpus!r}: no validation data is left ({reasons})")
+    if given and spec.valid_fraction is not None:
+        raise UserError(
+            f"data.valid_fraction={spec.valid_fraction}, but the corpus has a validation split; "
+            "drop one of them (hub.valid_split=null leaves the split unused)"
+        )
 
 
 def _read(spec: DataSpec) -> tuple[dict[str, list[Pair]], dict[str, int | str]]:
@@ -133,9 +139,7 @@ def _read_tsv(spec: DataSpec, split: str) -> list[Pair] | None:
     return pairs
 
 
-def _keep_filled(
-    pairs: Sequence[Pair], split: str, spec: DataSpec, notes: dict[str, int | str]
-) -> list[Pair]:
+def _keep_filled(pairs: Sequence[Pair], split: str, spec: DataSpec, notes: dict[str, int | str]) -> list[Pair]:
     stripped = [(source.strip(), target.strip()) for source, target in pairs]
     if spec.lowercase:
         stripped = [(source.lower(), target.lower()) for source, target in stripped]
@@ -144,9 +148,7 @@ def _keep_filled(
     return kept
 
 
-def _without_held_out(
-    splits: dict[str, list[Pair]], notes: dict[str, int | str], *, drop: bool
-) -> list[Pair]:
+def _without_held_out(splits: dict[str, list[Pair]], notes: dict[str, int | str], *, drop: bool) -> list[Pair]:
     """Training pairs; where the split is ours (`drop`) without copies of held-out ones, else only counted."""
     seen = set(splits["valid"]) | set(splits["test"])
     fresh = [pair for pair in splits["train"] if pair not in seen]

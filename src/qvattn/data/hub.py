@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from qvattn.data.spec import HubSpec
-from qvattn.errors import UserError
+from ..errors import UserError
+from .spec import HubSpec
 
 
 def load_hub_pairs(hub: HubSpec, limit: int | None) -> dict[str, list[tuple[str, str]]]:
@@ -26,9 +26,11 @@ def load_hub_texts(hub: HubSpec, limit: int | None) -> dict[str, list[str]]:
 
 def _splits(hub: HubSpec, limit: int | None) -> dict[str, Iterator[dict[str, Any]]]:
     found = _load(hub)
-    if hub.train_split not in found:
-        raise UserError(f"hub.train_split={hub.train_split!r}: {hub.name} has the splits {sorted(found)}")
     names = {"train": hub.train_split, "valid": hub.valid_split, "test": hub.test_split}
+    for split, name in names.items():
+        needed = split == "train" or f"{split}_split" in hub.model_fields_set
+        if needed and name is not None and name not in found:
+            raise UserError(f"hub.{split}_split={name!r}: {hub.name} has the splits {sorted(found)}")
     rows = {split: iter(found[name]) for split, name in names.items() if name in found}
     if hub.streaming and limit is not None:
         rows["train"] = islice(rows["train"], limit)
@@ -44,9 +46,7 @@ def _load(hub: HubSpec) -> Any:
         config = f", config {hub.config!r}" if hub.config else ""
         raise UserError(f"hub.name={hub.name!r}{config} cannot be loaded: {error}") from error
     if not hasattr(found, "keys"):
-        raise UserError(
-            f"hub.name={hub.name!r}: expected a dataset with named splits, got {type(found).__name__}"
-        )
+        raise UserError(f"hub.name={hub.name!r}: expected a dataset with named splits, got {type(found).__name__}")
     return found
 
 

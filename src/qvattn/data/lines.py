@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from qvattn.errors import UserError
+from ..errors import UserError
 
 _BOM = b"\xef\xbb\xbf"
 

