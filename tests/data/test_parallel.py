@@ -25,6 +25,7 @@ def data(toks):
 
 def test_what_is_too_long_or_empty_is_dropped_counted_and_traceable(data, toks):
     assert data.dropped == {"too_long": 1, "empty": 1}
+    assert data.notes == {"data_dropped_too_long": 1, "data_dropped_empty": 1}
     assert data.kept.tolist() == [0, 1, 2]
     assert len(data) == 3
     assert data.source[1] == toks.source(PAIRS[1][0]).input_ids

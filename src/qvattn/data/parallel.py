@@ -32,6 +32,7 @@ class ParallelDataset:
     target: Ragged
     kept: npt.NDArray[np.int64]
     dropped: dict[str, int]
+    name: str = "data"
 
     @classmethod
     def encode(
@@ -57,7 +58,7 @@ class ParallelDataset:
                 f"{name}: none of {len(pairs)} pairs is left "
                 f"(too_long={dropped['too_long']} with max_length={max_length}, empty={dropped['empty']})"
             )
-        return cls(source.select(kept), target.select(kept), kept, dropped)
+        return cls(source.select(kept), target.select(kept), kept, dropped, name)
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -66,6 +67,11 @@ class ParallelDataset:
     def lengths(self) -> npt.NDArray[np.int64]:
         """`(N, 2)`: source and target tokens of each pair, eos included."""
         return np.stack([self.source.lengths, self.target.lengths], axis=1)
+
+    @property
+    def notes(self) -> dict[str, int]:
+        """What was dropped, in the form of `Corpus.notes`: `train_dropped_too_long` and its like."""
+        return {f"{self.name}_dropped_{reason}": count for reason, count in self.dropped.items() if count}
 
     def target_tokens(self, indices: Sequence[int]) -> int:
         """Target tokens of these pairs, eos included, padding not."""
