@@ -1,0 +1,185 @@
+"""From a recipe to what the loop needs: tokenizers, encoded batches and an initialised (or restored) model.
+
+Initial values and batch order depend on the seed only, never on the variant, so that comparisons are paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..data import (
+    BatchPlan,
+    Corpus,
+    ParallelDataset,
+    TextCorpus,
+    TextDataset,
+    Tokenizers,
+    build_text_tokenizer,
+    build_tokenizers,
+    collate,
+    collate_text,
+    load_corpus,
+    load_text,
+)
+from ..models import CausalLM, CausalLMConfig, QvattnModel, TranslationConfig, TranslationModel, initialise
+from .checkpoint import Checkpoint
+from .loop import Batch, TrainData
+from .recipe import Recipe
+
+Notes = dict[str, int | str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run ready to start. `notes` are the corpus's counts, `variant` the attention spec of the decoder."""
+
+    model: QvattnModel
+    plan: BatchPlan
+    train: TrainData
+    valid: list[Batch]
+    test: list[Batch]
+    tokenizers: Tokenizers
+    notes: Notes
+    variant: dict[str, Any]
+
+
+class PairData:
+    """Sentence pairs as the loop sees them."""
+
+    def __init__(self, dataset: ParallelDataset) -> None:
+        self.dataset = dataset
+        self.lengths = dataset.lengths
+        self._target = dataset.target.lengths
+
+    def collate(self, indices: Sequence[int]) -> Batch:
+        return collate(self.dataset, indices)
+
+    def target_tokens(self, indices: Sequence[int]) -> int:
+        return int(self._target[indices].sum())
+
+
+class BlockData:
+    """Blocks of text as the loop sees them; the first token of a block has nothing to be predicted from."""
+
+    def __init__(self, dataset: TextDataset) -> None:
+        self.dataset = dataset
+        self.lengths = dataset.lengths
+
+    def collate(self, indices: Sequence[int]) -> Batch:
+        return collate_text(self.dataset, indices)
+
+    def target_tokens(self, indices: Sequence[int]) -> int:
+        return len(indices) * (self.dataset.blocks.shape[1] - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedData:
+    """A corpus as ids; `test` is None when the corpus has no test split."""
+
+    tokenizers: Tokenizers
+    train: PairData | BlockData
+    valid: PairData | BlockData
+    test: PairData | BlockData | None
+    notes: Notes
+
+
+def prepare(recipe: Recipe, run_dir: Path, checkpoint: Checkpoint | None) -> Prepared:
+    """Data and model of a run; with a checkpoint, its weights and the run's saved tokenizer."""
+    saved = Tokenizers.load(run_dir) if checkpoint else None
+    encoded = encode(recipe, saved)
+    model = build_model(recipe, encoded.tokenizers)
+    if checkpoint is None:
+        initialise(model, recipe.train.seed)
+    else:
+        model = load_model(model, checkpoint.path)
+    return Prepared(
+        model=model,
+        plan=BatchPlan(encoded.train.lengths, max_tokens=recipe.data.max_tokens, seed=recipe.train.seed),
+        train=encoded.train,
+        valid=_batches(encoded.valid, recipe),
+        test=_batches(encoded.test, recipe) if encoded.test is not None else [],
+        tokenizers=encoded.tokenizers,
+        notes=encoded.notes,
+        variant=model.attention_spec.model_dump(mode="json", exclude_none=True),
+    )
+
+
+def encode(recipe: Recipe, tokenizers: Tokenizers | None = None) -> EncodedData:
+    """Load the corpus, train the tokenizers (unless given) on its training split, and encode every split."""
+    return (_encode_pairs if recipe.task == "translation" else _encode_text)(recipe, tokenizers)
+
+
+def build_model(recipe: Recipe, tokenizers: Tokenizers) -> QvattnModel:
+    """The recipe's model for these vocabularies, not yet initialised."""
+    return model_for(recipe, len(tokenizers.source), len(tokenizers.target))
+
+
+def model_for(recipe: Recipe, source_vocab_size: int, target_vocab_size: int) -> QvattnModel:
+    """The recipe's model for these vocabulary sizes (a language model uses the target's), not yet initialised."""
+    spec = recipe.model.model_dump()
+    if recipe.task == "translation":
+        return TranslationModel(
+            TranslationConfig(source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size, **spec)
+        )
+    spec["layers"] = spec.pop("decoder_layers")
+    del spec["encoder_layers"], spec["share_embeddings"]
+    return CausalLM(CausalLMConfig(vocab_size=target_vocab_size, **spec))
+
+
+def load_model(like: QvattnModel, path: Path) -> QvattnModel:
+    """The model saved at `path`, of the same class as `like`, in fp32; missing or unexpected weights are errors."""
+    loaded: QvattnModel = type(like).from_pretrained(path, dtype=next(like.parameters()).dtype)
+    return loaded
+
+
+def _encode_pairs(recipe: Recipe, tokenizers: Tokenizers | None) -> EncodedData:
+    corpus: Corpus = load_corpus(recipe.data)
+    tokenizers = tokenizers or build_tokenizers(corpus.train, recipe.data)
+    notes: Notes = {"corpus": corpus.name, **corpus.notes}
+
+    def split(name: str, pairs: Sequence[tuple[str, str]]) -> PairData:
+        dataset = ParallelDataset.encode(pairs, tokenizers, recipe.data.max_length, f"data: {name} split")
+        notes.update({f"{name}_dropped_{reason}": count for reason, count in dataset.dropped.items() if count})
+        return PairData(dataset)
+
+    return _splits(corpus, split, tokenizers, notes)
+
+
+def _encode_text(recipe: Recipe, tokenizers: Tokenizers | None) -> EncodedData:
+    corpus: TextCorpus = load_text(recipe.data)
+    if tokenizers is None:
+        tokenizer = build_text_tokenizer(corpus.train, recipe.data)
+        tokenizers = Tokenizers(tokenizer, tokenizer)
+    vocabulary = tokenizers.target
+    notes: Notes = {"corpus": corpus.name, **corpus.notes}
+
+    def split(name: str, documents: Sequence[str]) -> BlockData:
+        dataset = TextDataset.encode(documents, vocabulary, recipe.data.block_size, f"data: {name} split")
+        notes[f"{name}_dropped_tokens"] = dataset.dropped_tokens
+        return BlockData(dataset)
+
+    return _splits(corpus, split, tokenizers, notes)
+
+
+def _splits(
+    corpus: Corpus | TextCorpus,
+    split: Callable[[str, Any], PairData | BlockData],
+    tokenizers: Tokenizers,
+    notes: Notes,
+) -> EncodedData:
+    return EncodedData(
+        tokenizers=tokenizers,
+        train=split("train", corpus.train),
+        valid=split("valid", corpus.valid),
+        test=split("test", corpus.test) if corpus.test else None,
+        notes=notes,
+    )
+
+
+def _batches(data: PairData | BlockData, recipe: Recipe) -> list[Batch]:
+    """All of a held-out split, collated once."""
+    plan = BatchPlan(data.lengths, max_tokens=recipe.data.max_tokens, seed=0)
+    return [data.collate(indices) for indices in plan.epoch(0)]

@@ -1,0 +1,307 @@
+"""A run from recipe to results: guards the run directory, prepares, trains, evaluates, writes results.json.
+
+The run directory is refused when it holds anything, unless it is to be resumed or overwritten; nothing that is not part
+of a run is ever deleted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from transformers.utils import logging as transformers_logging
+
+from ..errors import UserError
+from .checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    discard_after,
+    discard_drafts,
+    find_checkpoint,
+    last_checkpoint,
+    write_atomically,
+)
+from .environment import describe_environment
+from .loop import Outcome, Trainer, TrainingError, make_accelerator
+from .prepare import Prepared, load_model, prepare
+from .recipe import Recipe, changed_keys, dump_recipe, read_recipe
+
+RUN_FILES = (
+    "recipe.yaml",
+    "environment.json",
+    "history.csv",
+    "results.json",
+    "tokenizer.json",
+    "tokenizer_target.json",
+    "checkpoints",
+    "tensorboard",
+)
+NOT_OURS_BUT_HARMLESS = ("log.txt",)
+"""May lie in a run directory that counts as empty: whoever starts a run may send its output there."""
+
+PLAIN_PROCESSES = (
+    DistributedType.NO,
+    DistributedType.MULTI_CPU,
+    DistributedType.MULTI_GPU,
+    DistributedType.MULTI_XPU,
+)
+
+
+def run_training(
+    recipe: Recipe,
+    run_dir: str | Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    seed: int | None = None,
+    stop_at: int | None = None,
+) -> dict[str, Any]:
+    """Train one model and return what results.json holds.
+
+    resume: continue from the newest checkpoint (from the start when there is none; returns at once when complete).
+    overwrite: delete what an earlier run left in `run_dir`. seed: takes the place of `train.seed`.
+    stop_at: save a checkpoint after that step and return, as if a signal had come.
+
+    `status` is `complete` (with `stopped_early`), or `interrupted` after SIGTERM, Ctrl-C or `stop_at`.
+    Raises `UserError` for what the user can mend, `TrainingError` and `CheckpointError` after writing `failed` to
+    results.json; checkpoints written before that are intact.
+    """
+    if resume and overwrite:
+        raise UserError("resume and overwrite exclude each other: give one of them")
+    if seed is not None:
+        recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
+    if recipe.train.threads is not None:
+        torch.set_num_threads(recipe.train.threads)
+    transformers_logging.disable_progress_bar()  # saving a small model needs none, and it tears the log lines
+    run_dir = Path(run_dir)
+    accelerator = make_accelerator(recipe.train)
+    if accelerator.distributed_type not in PLAIN_PROCESSES:
+        raise UserError(
+            f"launched as {accelerator.distributed_type.value}: checkpoints can be resumed exactly with "
+            f"{', '.join(kind.value for kind in PLAIN_PROCESSES)}"
+        )
+    if not accelerator.is_main_process:
+        accelerator.wait_for_everyone()  # until the main process has prepared the directory
+        return _train(recipe, run_dir, accelerator, resume=resume, stop_at=stop_at)
+    with _locked(run_dir):
+        _open_run_dir(run_dir, recipe, resume=resume, overwrite=overwrite)
+        finished = _finished(run_dir) if resume else None
+        accelerator.wait_for_everyone()
+        return finished or _train(recipe, run_dir, accelerator, resume=resume, stop_at=stop_at)
+
+
+def _train(
+    recipe: Recipe, run_dir: Path, accelerator: Accelerator, *, resume: bool, stop_at: int | None
+) -> dict[str, Any]:
+    begun = time.perf_counter()
+    finished = _finished(run_dir) if resume and not accelerator.is_main_process else None
+    if finished:
+        return finished
+    checkpoint = last_checkpoint(run_dir) if resume else None
+    with accelerator.main_process_first():
+        prepared = prepare(recipe, run_dir, checkpoint)
+    if accelerator.is_main_process:
+        _clean_for_start(run_dir, checkpoint)
+        prepared.tokenizers.save(run_dir)
+        environment = describe_environment(
+            device=accelerator.device,
+            processes=accelerator.num_processes,
+            precision=recipe.train.precision,
+            seed=recipe.train.seed,
+        )
+        write_json(run_dir / "environment.json", environment)
+    base = _facts(recipe, prepared)
+    try:
+        with _scalars(recipe, run_dir, accelerator, checkpoint) as scalars:
+            trainer = Trainer(
+                model=prepared.model,
+                spec=recipe.train,
+                plan=prepared.plan,
+                data=prepared.train,
+                valid=prepared.valid,
+                accelerator=accelerator,
+                run_dir=run_dir,
+                save_model=prepared.model.save_pretrained,
+                resume=_checked(checkpoint, prepared),
+                facts={"data": prepared.plan.fingerprint},
+                scalars=scalars,
+                name=recipe.name,
+            )
+            outcome = trainer.train(stop_at=stop_at)
+            results = base | _outcome(outcome, time.perf_counter() - begun)
+            if results["status"] == "complete":
+                results["test"] = _test_scores(prepared, trainer, run_dir, outcome)
+    except (TrainingError, CheckpointError, OSError) as error:
+        if accelerator.is_main_process:
+            _try_to_write_failure(run_dir, base, error)
+        if isinstance(error, OSError):
+            raise CheckpointError(f"{error.filename or run_dir}: {error.strerror or error}") from error
+        raise
+    if accelerator.is_main_process:
+        write_json(run_dir / "results.json", results)
+    return results
+
+
+def _facts(recipe: Recipe, prepared: Prepared) -> dict[str, Any]:
+    """The part of results.json that is known before training."""
+    return {
+        "status": "failed",
+        "task": recipe.task,
+        "name": recipe.name,
+        "variant": prepared.variant,
+        "seed": recipe.train.seed,
+        "parameters": {
+            "total": prepared.model.num_parameters(),
+            "attention": prepared.model.attention_parameters(),
+        },
+        "cache_elements_per_token": {
+            "layer": prepared.model.cache_elements_per_token_layer(),
+            "model": prepared.model.cache_elements_per_token(),
+        },
+        "data": prepared.notes,
+    }
+
+
+def _outcome(outcome: Outcome, seconds: float) -> dict[str, Any]:
+    progress = outcome.progress
+    return {
+        "status": "interrupted" if outcome.reason == "interrupted" else "complete",
+        "stopped_early": outcome.reason == "early-stopped",
+        "steps": progress.step,
+        "epochs": progress.epoch,
+        "tokens": progress.tokens,
+        "train_tokens_per_second": progress.tokens / progress.train_seconds if progress.train_seconds else None,
+        "seconds": progress.seconds,
+        "session_seconds": seconds,
+        "valid": progress.last_valid,
+        "best": progress.best,
+        "test": None,
+    }
+
+
+def _test_scores(prepared: Prepared, trainer: Trainer, run_dir: Path, outcome: Outcome) -> dict[str, Any] | None:
+    """Scores of the best checkpoint on the test split, if the corpus has one."""
+    if not prepared.test:
+        return None
+    best = outcome.progress.best
+    if best is not None and best["step"] != outcome.progress.step:
+        trainer.accelerator.wait_for_everyone()
+        weights = load_model(prepared.model, find_checkpoint(run_dir)).state_dict()
+        prepared.model.load_state_dict(weights)
+    step = best["step"] if best is not None else outcome.progress.step
+    return {"step": step, **trainer.evaluate(prepared.test).as_dict()}
+
+
+def _checked(checkpoint: Checkpoint | None, prepared: Prepared) -> Checkpoint | None:
+    """The checkpoint to resume, if it was trained on the same data."""
+    if checkpoint is None:
+        return None
+    before, now = checkpoint.state().get("facts", {}).get("data"), prepared.plan.fingerprint
+    if before != now:
+        raise UserError(
+            f"cannot resume {checkpoint.path}: the training data changed (fingerprint {before} then, {now} now)"
+        )
+    return checkpoint
+
+
+# -- the run directory -------------------------------------------------------------------------------------------
+
+
+def _open_run_dir(run_dir: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
+    contents = [path.name for path in run_dir.iterdir() if not path.name.startswith(".")]
+    contents = [name for name in contents if name not in NOT_OURS_BUT_HARMLESS]
+    if overwrite:
+        foreign = sorted(set(contents) - set(RUN_FILES))
+        if foreign:
+            raise UserError(f"run directory {str(run_dir)!r}: {foreign[0]!r} is not part of a run; not overwriting")
+        for name in contents:
+            path = run_dir / name
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    elif contents and not resume:
+        raise UserError(
+            f"run directory {str(run_dir)!r} is not empty (it holds {sorted(contents)[0]!r}): "
+            "choose another, or give --resume or --overwrite"
+        )
+    saved = run_dir / "recipe.yaml"
+    if resume and saved.exists():
+        before = read_recipe(saved.read_text(encoding="utf-8"), origin=str(saved))
+        if changed := changed_keys(before, recipe):
+            raise UserError(f"cannot resume {str(run_dir)!r}: the recipe changed in {', '.join(changed)}")
+    elif resume and contents:
+        raise UserError(f"cannot resume {str(run_dir)!r}: it holds no recipe.yaml")
+    write_atomically(saved, dump_recipe(recipe))
+
+
+def _finished(run_dir: Path) -> dict[str, Any] | None:
+    try:
+        results = json.loads((run_dir / "results.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return results if isinstance(results, dict) and results.get("status") == "complete" else None
+
+
+def _clean_for_start(run_dir: Path, checkpoint: Checkpoint | None) -> None:
+    (run_dir / "results.json").unlink(missing_ok=True)
+    discard_drafts(run_dir)
+    discard_after(run_dir, checkpoint.step if checkpoint else 0)
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Keeps a second process out of the run directory; the system lifts the lock when a process dies."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        handle = os.open(run_dir / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"run directory {str(run_dir)!r}: {error.strerror}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise UserError(f"run directory {str(run_dir)!r} is in use by another process") from error
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _scalars(recipe: Recipe, run_dir: Path, accelerator: Accelerator, checkpoint: Checkpoint | None) -> Iterator[Any]:
+    if not (recipe.train.tensorboard and accelerator.is_main_process):
+        yield None
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    purge = checkpoint.step + 1 if checkpoint else None
+    writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+def _try_to_write_failure(run_dir: Path, base: dict[str, Any], error: BaseException) -> None:
+    with suppress(OSError):  # the disk may be full; the error itself is about to be raised
+        write_json(run_dir / "results.json", {**base, "reason": str(error)})
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` in one step by strict JSON (numbers that are not finite become null)."""
+    write_atomically(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
