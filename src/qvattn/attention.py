@@ -44,7 +44,7 @@ class Attention(nn.Module):
         if borrows:
             for name in self.variant.stream_parameters:
                 delattr(self.variant, name)
-        self.can_absorb = self.variant.two_routes and not (self.position.rotary and self.variant.rotates_rebuilt_keys)
+        self.can_absorb = self.variant.absorbs(spec)
         if route == "absorb" and self.variant.two_routes and not self.can_absorb:
             raise UserError(
                 f"route='absorb': {spec.variant!r} with position {spec.position.kind!r} rotates keys that absorption "
@@ -134,7 +134,7 @@ class Attention(nn.Module):
         else:
             cache.write(layer, self.variant.entries(x, q_rotation))
             streams = cache.read(layer)
-        tables = self.position.tables(*geometry.delta_range) if self.position.has_tables else None
+        tables = self.position.tables(*geometry.delta_range, device=x.device) if self.position.has_tables else None
         q = self.variant.queries(x, q_rotation)
         y, a = self._attend(q, streams, geometry, k_rotation, tables, weights)
         return y, streams, a

@@ -61,7 +61,7 @@ def _readable(model: type[BaseModel], error: ValidationError) -> str:
 class PositionSpec(_Spec):
     """A position scheme with its options; options the scheme does not have must be left unset.
 
-    agf, agf+pcm-v: flattest, steepest, tau, learn_tau, learn, floor, two_sided.  rope: base, dim, layout.
+    agf, agf+pcm-v: flattest, steepest, tau, learn_tau, learn, floor, two_sided.  rope: base, dim, layout, proportional.
     sinusoidal: base.  learned: max_length.  t5: buckets, max_distance.
     """
 
@@ -69,6 +69,7 @@ class PositionSpec(_Spec):
     base: float | None = None
     dim: int | None = Field(default=None, ge=2)
     layout: Literal["half", "interleaved"] | None = None
+    proportional: bool | None = None
     max_length: int | None = Field(default=None, ge=1)
     buckets: int | None = Field(default=None, ge=4)
     max_distance: int | None = Field(default=None, ge=2)
@@ -111,12 +112,28 @@ class PositionSpec(_Spec):
         return self.kind
 
 
+OPTIONAL_FIELDS = (
+    "k_heads",
+    "v_heads",
+    "d_key",
+    "d_value",
+    "d_ctx",
+    "kv_rank",
+    "q_rank",
+    "rope_dim",
+    "latent_norm",
+    "groups",
+)
+"""Fields that must be left unset where a variant does not use them."""
+
+
 class AttentionSpec(_Spec):
     """One attention layer.
 
     variant: a name of VARIANTS (or alias).  d_model: E.  n_heads: query heads H.
     k_heads, v_heads: shared heads of K and V.  d_head: D, default d_model / n_heads.  d_key, d_value: head widths.
     d_ctx: context width C of QV-Ka.  kv_rank, q_rank: latent ranks.  rope_dim: width of a decoupled rotary part.
+    latent_norm: RMSNorm on the latents of MLA and its kin (True as in DeepSeek).
     groups: query heads per shared head, if uneven (e.g. [4, 2]).
     position: PositionSpec or its name.  causal, window: visibility (window in tokens).  bias: of all projections.
     dropout: on attention weights, in training.
@@ -136,6 +153,7 @@ class AttentionSpec(_Spec):
     kv_rank: int | None = Field(default=None, ge=1)
     q_rank: int | None = Field(default=None, ge=1)
     rope_dim: int | None = Field(default=None, ge=0)
+    latent_norm: bool | None = None
     groups: tuple[int, ...] | None = None
     position: PositionSpec = Field(default_factory=PositionSpec)
     causal: bool = True
@@ -163,17 +181,7 @@ class AttentionSpec(_Spec):
             self._set("d_head", self.d_model // self.n_heads)
         variant = VARIANTS[self.variant]
         defaults = variant.defaults(self)
-        for name in (
-            "k_heads",
-            "v_heads",
-            "d_key",
-            "d_value",
-            "d_ctx",
-            "kv_rank",
-            "q_rank",
-            "rope_dim",
-            "groups",
-        ):
+        for name in OPTIONAL_FIELDS:
             value = getattr(self, name)
             if name not in defaults:
                 if value is not None:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .base import Position
+from .base import Position, wide_dtype
 
 
 def inverse_softplus(y: Tensor) -> Tensor:
@@ -80,12 +80,12 @@ class AGF(Position):
     @property
     def exponents(self) -> Tensor:
         """p_h, (1 or 2, H): for past keys, and for future keys where directions differ."""
-        return F.softplus(self.raw_exponent)
+        return F.softplus(self.raw_exponent.to(wide_dtype(self.raw_exponent.dtype)))
 
     def coefficient(self, delta: Tensor) -> Tensor:
         """c_h(delta), (H, N)."""
         # a tiny floor keeps tau off zero, where the coefficient at distance 0 would be 0/0
-        tau = F.softplus(self.raw_tau)[:, None] + 1e-6
+        tau = F.softplus(self.raw_tau.to(wide_dtype(self.raw_tau.dtype)))[:, None] + 1e-6
         decay = torch.log1p(delta.abs().to(tau.dtype) / tau)
         p = self.exponents[:, :, None]
         exponent = p[0] if p.shape[0] == 1 else torch.where(delta >= 0, p[0], p[1])

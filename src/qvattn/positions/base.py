@@ -34,29 +34,45 @@ class DistanceTables:
 class Rotation:
     """Rotary embedding at given positions (RoFormer, arXiv 2104.09864, eq. 15): a map (B, H, T, W) -> same.
 
-    positions: (B, T) or (1, T).  dim: how many leading elements are rotated, None for all.
+    positions: (B, T) or (1, T).  dim: how many elements are rotated, None for all.
     layout: "half" pairs element i with i + dim/2 (Llama); "interleaved" pairs 2i with 2i + 1 (GPT-J, DeepSeek).
+    proportional: pairs and frequencies are laid out over the whole width and only the first dim/2 pairs turn
+        (Gemma 4); otherwise the leading `dim` elements are laid out among themselves (GPT-NeoX).
     """
 
     def __init__(
-        self, positions: Tensor, *, base: float, dim: int | None, layout: Literal["half", "interleaved"]
+        self,
+        positions: Tensor,
+        *,
+        base: float = 10_000.0,
+        dim: int | None = None,
+        layout: Literal["half", "interleaved"] = "half",
+        proportional: bool = False,
     ) -> None:
         self.positions, self.base, self.dim, self.layout = positions, base, dim, layout
+        self.proportional = proportional
         self._tables: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def tables(self, width: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """cos and sin, each (B, T, dim/2), for streams of `width` elements."""
-        dim = self.dim or width
-        if (dim, dtype) not in self._tables:
-            wide = torch.float64 if dtype == torch.float64 else torch.float32
-            steps = torch.arange(0, dim, 2, dtype=wide, device=self.positions.device)
-            angle = self.positions[..., None].to(wide) * self.base ** (-steps / dim)
-            self._tables[dim, dtype] = (angle.cos().to(dtype), angle.sin().to(dtype))
-        return self._tables[dim, dtype]
+        """cos and sin, each (B, T, pairs), for streams of `width` elements; `span(width)` elements in pairs."""
+        span = self.span(width)
+        if (span, dtype) not in self._tables:
+            wide = wide_dtype(dtype)
+            steps = torch.arange(0, span, 2, dtype=wide, device=self.positions.device)
+            frequency = self.base ** (-steps / span)
+            if self.dim is not None:
+                frequency = frequency * (steps < self.dim)
+            angle = self.positions[..., None].to(wide) * frequency
+            self._tables[span, dtype] = (angle.cos().to(dtype), angle.sin().to(dtype))
+        return self._tables[span, dtype]
+
+    def span(self, width: int) -> int:
+        """How many leading elements of `width` are laid out in pairs."""
+        return width if self.proportional else self.dim or width
 
     def __call__(self, x: Tensor) -> Tensor:
-        dim = self.dim or x.shape[-1]
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        dim = self.span(x.shape[-1])
+        wide = wide_dtype(x.dtype)
         cos, sin = (table[:, None] for table in self.tables(x.shape[-1], wide))
         part = x[..., :dim].to(wide)
         if self.layout == "half":
@@ -67,6 +83,11 @@ class Rotation:
             turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
         turned = turned.to(x.dtype)
         return turned if dim == x.shape[-1] else torch.cat((turned, x[..., dim:]), dim=-1)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype distances are worked with: float32, or float64 where the parameters are."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
@@ -89,7 +110,7 @@ class Position(nn.Module):
 
     def __init__(self, n_heads: int, causal: bool, options: Mapping[str, Any]) -> None:
         super().__init__()
-        self.n_heads, self.causal = n_heads, causal
+        self.n_heads, self.causal, self.options_in_use = n_heads, causal, dict(options)
         self._memo: tuple[Any, DistanceTables] | None = None
 
     @classmethod
@@ -114,15 +135,19 @@ class Position(nn.Module):
     def has_tables(self) -> bool:
         return type(self).compute is not Position.compute
 
-    def tables(self, low: int, high: int) -> DistanceTables | None:
-        """Tables over low .. high. Without gradients the widest tables so far are kept, for decoding."""
+    def tables(self, low: int, high: int, device: torch.device | str | None = None) -> DistanceTables | None:
+        """Tables over low .. high. Without gradients the widest tables so far are kept, for decoding.
+
+        device: where they are wanted; default: where the scheme's parameters are.
+        """
         if not self.has_tables:
             return None
         parameters = [*self.parameters(), *self.buffers()]
-        device = parameters[0].device if parameters else torch.device("cpu")
+        if device is None:
+            device = parameters[0].device if parameters else "cpu"
         if torch.is_grad_enabled():
             return DistanceTables(low, *self.compute(torch.arange(low, high + 1, device=device)))
-        key = tuple((p.data_ptr(), p._version, p.dtype) for p in parameters if not p.is_inference())
+        key = (device, *((p.data_ptr(), p._version, p.dtype) for p in parameters if not p.is_inference()))
         if self._memo is not None and self._memo[0] == key:
             known = self._memo[1]
             some = next(t for t in (known.mul, known.add, known.value_mul) if t is not None)

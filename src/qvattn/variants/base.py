@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from ..kernels.terms import ScoreTerm, ValueTerm
-from ..positions.base import Rotation
+from ..positions import POSITIONS, Rotation
 from ..streams import Stream
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class Variant(nn.Module):
     """Whether RoPE would turn a key that `absorb` folds away, so that only `expand` serves it."""
 
     @classmethod
+    def absorbs(cls, spec: AttentionSpec) -> bool:
+        """Whether `absorb` differs from `expand` and gives the same numbers under this spec."""
+        return cls.two_routes and not (POSITIONS[spec.position.kind].rotary and cls.rotates_rebuilt_keys)
+
+    @classmethod
     def defaults(cls, spec: AttentionSpec) -> dict[str, Any]:
         """The optional fields this variant uses, with the values they take when unset."""
         return {}
@@ -62,11 +67,16 @@ class Variant(nn.Module):
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         self.n_heads, self.spec = spec.n_heads, spec
-        self.q_proj = self.linear(spec.d_model, spec.n_heads * self.query_width(spec))
+        self.q_proj = self.linear(self.query_input(spec), spec.n_heads * self.query_width(spec))
         self.o_proj = self.linear(spec.n_heads * self.output_width(spec), spec.d_model)
 
     def linear(self, wide: int, narrow: int) -> nn.Linear:
         return nn.Linear(wide, narrow, bias=self.spec.bias)
+
+    @classmethod
+    def query_input(cls, spec: AttentionSpec) -> int:
+        """Width of what the query projection reads."""
+        return spec.d_model
 
     @classmethod
     def query_width(cls, spec: AttentionSpec) -> int:

@@ -101,7 +101,7 @@ class ThinKey(GQA):
     @classmethod
     def defaults(cls, spec: AttentionSpec) -> dict[str, Any]:
         shared = len(spec.groups) if spec.groups else spec.v_heads or spec.k_heads or spec.n_heads
-        thin = {"k_heads": shared, "v_heads": shared, "d_key": max(1, spec.d_head // 4)}
+        thin = {"k_heads": shared, "v_heads": shared, "d_key": max(1, min(2, spec.d_head - 1), spec.d_head // 8 * 2)}
         return super().defaults(spec) | thin
 
     @classmethod

@@ -47,6 +47,11 @@ class QVKa(Variant):
             return (
                 f"k_heads={k_heads}: every rebuilt key belongs to one value head; use a multiple of v_heads={v_heads}"
             )
+        if spec.groups_of(v_heads) and k_heads not in (v_heads, spec.n_heads):
+            return (
+                f"k_heads={k_heads}: with groups={list(spec.groups or ())} use one rebuilt key per value head "
+                f"({v_heads}) or per query head ({spec.n_heads})"
+            )
         return None
 
     @classmethod
