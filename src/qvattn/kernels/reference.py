@@ -33,8 +33,8 @@ def attend_reference(
     """
     q = scores[0].q
     H, wide = q.shape[1], torch.float64 if q.dtype == torch.float64 else torch.float32
-    products = [t.q.to(wide) @ per_query_head(t.keys().to(wide), H, t.groups).mT for t in scores]
-    s = functools.reduce(torch.add, products) * scale
+    products = [(t.q.to(wide) * scale) @ per_query_head(t.keys().to(wide), H, t.groups).mT for t in scores]
+    s = functools.reduce(torch.add, products)
     if tables is not None and tables.mul is not None:
         s = s * geometry.spread(tables.mul.to(wide), tables.delta_min)
     if tables is not None and tables.add is not None:

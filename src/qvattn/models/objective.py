@@ -1,6 +1,7 @@
 """The training objective over tokens, with the unsmoothed loss and the accuracy that validation reports.
 
-One pass over the logits forward and one backward; logits are made for real target tokens only.
+The output projection and the loss are one function that works through the tokens in chunks: the logits of a chunk are
+made, turned into their gradient in place, and forgotten, so that no (tokens x vocabulary) matrix is ever kept.
 """
 
 from __future__ import annotations
@@ -9,9 +10,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 IGNORED = -100
 """Label of a token that is not a target (the convention of torch and Hugging Face)."""
+
+CHUNK_ELEMENTS = 1 << 20
+"""Logits worked on at a time: 4 MiB in float32, which stays in the cache of a core."""
+
+HALF_SCALE = 1024.0
+"""float16 gradients of logits are scaled by this on the way through the product, to keep small ones from vanishing."""
 
 
 class Objective(NamedTuple):
@@ -23,39 +31,67 @@ class Objective(NamedTuple):
     tokens: Tensor
 
 
-class _SmoothedLoss(torch.autograd.Function):
-    """sum_n (1 - e) nll_n + e mean_v(-log p_nv): label smoothing (arXiv 1512.00567, eq. 10) in two passes."""
+class _ProjectedLoss(torch.autograd.Function):
+    """sum_n (1 - e) nll_n + e mean_v(-log p_nv): label smoothing (arXiv 1512.00567, section 7) of hidden @ output^T."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
-        wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-        top, best = wide.max(dim=-1, keepdim=True)
-        lse = (wide - top).exp_().sum(dim=-1, keepdim=True).log_() + top
-        nll = (lse - wide.gather(1, labels[:, None])).sum()
-        loss = nll
-        if smoothing:
-            loss = (1 - smoothing) * nll + smoothing * (lse.sum() - wide.mean(dim=-1).sum())
-        correct = (best[:, 0] == labels).sum()
-        ctx.save_for_backward(logits, labels, lse)
-        ctx.smoothing = smoothing
+    def forward(
+        ctx: Any, hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        V = output.shape[0]
+        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        d_hidden = torch.empty_like(hidden) if wanted else None
+        d_output = torch.zeros_like(output, dtype=wide) if wanted else None
+        nll, spread = hidden.new_zeros((), dtype=wide), hidden.new_zeros((), dtype=wide)
+        correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
+        weight = output.to(hidden.dtype)
+        for rows, target, at in _chunks(hidden, labels, max(1, CHUNK_ELEMENTS // V)):
+            logits = (rows @ weight.mT).to(wide)
+            top, best = logits.max(dim=-1, keepdim=True)
+            chosen = logits.gather(1, target)
+            mean = logits.mean(dim=-1, keepdim=True) if smoothing else None
+            p = logits.sub_(top).exp_()
+            total = p.sum(dim=-1, keepdim=True)
+            lse = total.log() + top
+            nll += (lse - chosen).sum()
+            correct += (best == target).sum()
+            if mean is not None:
+                spread += (lse - mean).sum()
+            if d_hidden is None or d_output is None:
+                continue
+            p.div_(total)
+            if smoothing:
+                p.sub_(smoothing / V)
+            p.scatter_add_(1, target, torch.full_like(lse, smoothing - 1))
+            scale = HALF_SCALE if hidden.dtype == torch.float16 else 1.0
+            d_logits = p.mul_(scale).to(hidden.dtype) if scale != 1 else p.to(hidden.dtype)
+            d_hidden[at : at + len(rows)] = (d_logits @ weight) / scale if scale != 1 else d_logits @ weight
+            if hidden.dtype == wide:
+                d_output.addmm_(d_logits.mT, rows)
+            else:
+                d_output += (d_logits.mT @ rows).to(wide) / scale
+        ctx.save_for_backward(d_hidden, d_output)
+        ctx.output_dtype = output.dtype
         ctx.mark_non_differentiable(nll, correct)
-        return loss.clone() if loss is nll else loss, nll, correct
+        return (1 - smoothing) * nll + smoothing * spread, nll, correct
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
-        logits, labels, lse = ctx.saved_tensors
-        smoothing = ctx.smoothing
-        p = torch.exp(logits - lse)
-        if smoothing:
-            p -= smoothing / logits.shape[1]
-        p.scatter_add_(1, labels[:, None], torch.full_like(lse, smoothing - 1, dtype=p.dtype))
-        return (p * grad).to(logits.dtype), None, None
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        d_hidden, d_output = ctx.saved_tensors
+        return d_hidden * grad.to(d_hidden.dtype), (d_output * grad).to(ctx.output_dtype), None, None
+
+
+def _chunks(hidden: Tensor, labels: Tensor, size: int) -> list[tuple[Tensor, Tensor, int]]:
+    return [(hidden[i : i + size], labels[i : i + size, None], i) for i in range(0, len(hidden), size)]
 
 
 def token_objective(hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float = 0.0) -> Objective:
     """Objective of predicting `labels` (B, T), IGNORED at padding, from hidden (B, T, E) through `output` (V, E)."""
     kept = labels != IGNORED
     rows, targets = hidden[kept], labels[kept]
-    logits = rows @ output.to(rows.dtype).mT
-    loss, nll, correct = _SmoothedLoss.apply(logits, targets, smoothing)
+    if torch.is_autocast_enabled(rows.device.type):
+        rows = rows.to(torch.get_autocast_dtype(rows.device.type))
+    loss, nll, correct = _ProjectedLoss.apply(rows, output, targets, smoothing)
     return Objective(loss, nll.detach(), correct, torch.tensor(targets.numel(), device=labels.device))
