@@ -87,9 +87,20 @@ class QVKa(Variant):
 
     def expand(self, q: Mapping[str, Tensor], s: Streams, rotation: Rotation | None) -> Terms:
         v = per_query_head(s["v"], self.k_heads, self.spec.groups_of(self.v_heads, among=self.k_heads))
-        k = rotate(v @ self.value_to_key + s["g"] @ self.context_to_key, rotation)
+        k = rotate(self._keys(v, s["g"][:, 0]), rotation)
         score = ScoreTerm(q=q["q"], stream=k, groups=self.spec.groups_of(self.k_heads))
         return Terms([score], self._value(s))
+
+    def _keys(self, v: Tensor, g: Tensor) -> Tensor:
+        """[G; V_h] W_h for all heads: v (B, H, T, D), g (B, T, C) -> (B, H, T, D).
+
+        Tokens of all rows are one long row here, so that W_h is neither repeated nor copied per row of the batch.
+        """
+        B, H, T, _ = v.shape
+        from_context = (g.flatten(0, 1) @ self.context_to_key.transpose(0, 1).flatten(1)).unflatten(1, (H, -1))
+        v_rows = v.transpose(1, 2).flatten(0, 1).transpose(0, 1)
+        k = torch.baddbmm(from_context.transpose(0, 1), v_rows, self.value_to_key)
+        return k.unflatten(1, (B, T)).transpose(0, 1)
 
     def absorb(self, q: Mapping[str, Tensor], s: Streams, rotation: Rotation | None) -> Terms:
         groups = self.spec.groups_of(self.k_heads)
