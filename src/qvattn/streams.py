@@ -90,6 +90,7 @@ class StreamCache:
             for i, layer in enumerate(layers)
             if not isinstance(layer, int)
         }
+        self._spares: dict[tuple[int, ...], Tensor] = {}
 
     def _allocate(self, heads: int, width: int) -> Tensor:
         return torch.zeros(self.batch_size, heads, self._capacity, width, dtype=self.dtype, device=self.device)
@@ -109,8 +110,11 @@ class StreamCache:
 
     @property
     def allocated_nbytes(self) -> int:
-        """Bytes reserved for stream entries; at most twice `nbytes` once the first reservation is full."""
-        return sum(b.numel() * b.element_size() for b in self._buffers())
+        """Bytes reserved for stream entries.
+
+        At most twice `nbytes` once the first reservation is full, and after a `reorder` one buffer more of each shape.
+        """
+        return sum(b.untyped_storage().nbytes() for b in (*self._buffers(), *self._spares.values()))
 
     def _buffers(self) -> list[Tensor]:
         return [b for layer in self._layers.values() for b in layer.values()]
@@ -127,14 +131,15 @@ class StreamCache:
         """Make room for `capacity` tokens; doubles, so that appending costs constant time on average."""
         if capacity <= self._capacity:
             return
-        old, self._capacity = self._capacity, max(capacity, 2 * self._capacity)
+        self._capacity = max(capacity, 2 * self._capacity)
+        self._spares.clear()
         for layer in self._layers.values():
             for name, buffer in layer.items():
                 grown = self._allocate(buffer.shape[1], buffer.shape[3])
-                grown[:, :, :old] = buffer
+                grown[:, :, : self.length] = buffer[:, :, : self.length]
                 layer[name] = grown
         positions = torch.full((self.batch_size, self._capacity), PADDING, dtype=torch.int32, device=self.device)
-        positions[:, :old] = self._positions
+        positions[:, : self.length] = self.positions
         self._positions = positions
 
     def advance(self, positions: Tensor) -> None:
@@ -163,13 +168,31 @@ class StreamCache:
         return self._owner[layer] == layer
 
     def reorder(self, index: Tensor) -> None:
-        """Row b becomes a copy of old row index[b]; the number of rows may change (beam search)."""
+        """Row b becomes a copy of old row index[b]; the number of rows may change (beam search).
+
+        Copies the used length only, into a buffer that the previous reorder left over where there is one; the identity
+        copies nothing.
+        """
         index = index.to(self.device)
+        rows = int(index.numel())
+        if rows == self.batch_size and torch.equal(index, torch.arange(rows, dtype=index.dtype, device=self.device)):
+            return
         for layer in self._layers.values():
             for name, buffer in layer.items():
-                layer[name] = buffer.index_select(0, index)
+                layer[name] = self._selected(buffer, index)
         self._positions = self._positions.index_select(0, index)
-        self.batch_size = int(index.numel())
+        self.batch_size = rows
+
+    def _selected(self, buffer: Tensor, index: Tensor) -> Tensor:
+        """The rows `index` of a buffer, in the spare buffer of its shape; `buffer` becomes the next spare."""
+        shape, rows = buffer.shape[1:], int(index.numel())
+        spare = self._spares.get(tuple(shape))
+        if spare is None or spare.shape[0] < rows:
+            spare = buffer.new_zeros(rows, *shape)
+        self._spares[tuple(shape)] = buffer
+        chosen = spare[:rows]
+        torch.index_select(buffer[:, :, : self.length], 0, index, out=chosen[:, :, : self.length])
+        return chosen
 
     def crop(self, length: int) -> None:
         """Forget every token from `length` on (rollback); the remaining entries stay as they are."""
@@ -182,6 +205,12 @@ class StreamCache:
         """An independent copy: two continuations of one prefix do not see each other."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
-        twin._layers = {i: {n: b.clone() for n, b in layer.items()} for i, layer in self._layers.items()}
+        twin._layers = {i: {n: self._copied(b) for n, b in layer.items()} for i, layer in self._layers.items()}
         twin._positions = self._positions.clone()
+        twin._spares = {}
         return twin
+
+    def _copied(self, buffer: Tensor) -> Tensor:
+        copy = torch.zeros_like(buffer)
+        copy[:, :, : self.length] = buffer[:, :, : self.length]
+        return copy
