@@ -44,7 +44,7 @@ class Attention(nn.Module):
         if borrows:
             for name in self.variant.stream_parameters:
                 delattr(self.variant, name)
-        self.can_absorb = self.variant.absorbs(spec)
+        self.can_absorb = spec.can_absorb
         if route == "absorb" and self.variant.two_routes and not self.can_absorb:
             raise UserError(
                 f"route='absorb': {spec.variant!r} with position {spec.position.kind!r} rotates keys that absorption "

@@ -16,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .errors import UserError
+from .flops import decode_flops
 from .positions import POSITIONS
 from .streams import Stream, cache_elements
 from .variants import ALIASES, VARIANTS, Variant
@@ -259,12 +260,49 @@ class AttentionSpec(_Spec):
             position = POSITIONS[self.position.kind](self.n_heads, self.causal, self.position.options)
         return sum(p.numel() for module in (variant, position) for p in module.parameters())
 
+    @cached_property
+    def can_absorb(self) -> bool:
+        """Whether factors fold into queries and output, so that attention reads the streams as they are cached."""
+        return self.variant_class.absorbs(self)
+
+    @cached_property
+    def projection_flops_per_token(self) -> int:
+        """Operations per decoded token and layer that do not depend on the context (a multiply-add is 2)."""
+        return decode_flops(self, 0)
+
+    def attention_flops_per_token(self, context: int) -> int:
+        """Operations per decoded token and layer over `context` cached tokens, without the projections.
+
+        Keys that have to be rebuilt on read (RoPE on a rebuilt key) are rebuilt for every token, and counted.
+        """
+        if context < 0:
+            raise UserError(f"context={context}: allowed are 0 or more tokens")
+        return decode_flops(self, self.tokens_read(context)) - self.projection_flops_per_token
+
+    def tokens_read(self, context: int) -> int:
+        """Cached tokens that a query at the end of `context` tokens sees."""
+        return context if self.window is None else min(context, self.window)
+
+    def bytes_read_per_token(self, context: int, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of the cache that decoding one token reads, per layer and row: every visible element once."""
+        return self.tokens_read(context) * self.cache_bytes_per_token(dtype)
+
     def replace(self, **changes: Any) -> AttentionSpec:
         """A copy with fields replaced, checked again; fields set to None take their defaults."""
         given = {name: getattr(self, name) for name in self.model_fields_set} | changes
         return AttentionSpec(**given)
 
 
-def presets(d_model: int, n_heads: int, **fields: Any) -> dict[str, AttentionSpec]:
-    """Every variant at its defaults for a width: name -> spec. `fields` go to all of them (position, bias, ...)."""
-    return {name: AttentionSpec(variant=name, d_model=d_model, n_heads=n_heads, **fields) for name in VARIANTS}
+def presets(d_model: int, n_heads: int, *, kv_heads: int | None = None, **fields: Any) -> dict[str, AttentionSpec]:
+    """Every variant at its defaults for a width: name -> spec.
+
+    kv_heads: shared heads of those variants that share any by default.  fields: go to all (position, bias, ...).
+    """
+    return {name: preset(name, d_model, n_heads, kv_heads=kv_heads, **fields) for name in VARIANTS}
+
+
+def preset(variant: str, d_model: int, n_heads: int, *, kv_heads: int | None = None, **fields: Any) -> AttentionSpec:
+    """One variant at its defaults, see `presets`."""
+    spec = AttentionSpec(variant=variant, d_model=d_model, n_heads=n_heads, **fields)
+    shared = {name: kv_heads for name in ("k_heads", "v_heads") if getattr(spec, name) is not None}
+    return spec if kv_heads is None or not shared else spec.replace(**shared)
