@@ -31,7 +31,7 @@ def write_run(
     variant: str = "mha",
 ) -> Path:
     """Write one run; a `status` other than "complete" leaves results.json out."""
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     loss = 2.9 - 2 * accuracy
     lines = [COLUMNS]
     for step in steps:

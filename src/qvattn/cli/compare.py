@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def compare(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that comes with qvattn.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to the recipe, as section.key=value.", metavar="[KEY=VALUE]...")
+        list[str] | None, typer.Argument(help="Changes to the recipe, as section.key=value.", metavar="KEY=VALUE")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the comparison. Default: runs/NAME.")] = None,
     variants: Annotated[str | None, typer.Option(help="Only these, by name, with commas between.")] = None,
@@ -70,7 +70,8 @@ def present(outcome: Outcome, *, as_json: bool) -> None:
     if as_json:
         print_json(outcome.comparison)
     else:
-        stdout_console().print(terminal_table(outcome.comparison))
+        console = stdout_console()
+        console.print(terminal_table(outcome.comparison, console.width))
         for note in outcome.comparison.notes:
             say(f"  {note}")
     for failure in outcome.comparison.failed:

@@ -14,7 +14,7 @@ RECIPE = "demo"
 
 def demo(
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to the recipe, as section.key=value.", metavar="[KEY=VALUE]...")
+        list[str] | None, typer.Argument(help="Changes to the recipe, as section.key=value.", metavar="KEY=VALUE")
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory of the comparison.")] = Path("runs/demo"),
     jobs: Annotated[int | None, typer.Option(help="Runs at once.")] = None,

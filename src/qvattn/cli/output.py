@@ -10,10 +10,7 @@ import math
 import sys
 from typing import Any
 
-import typer
 from rich.console import Console
-
-JSON_OPTION = typer.Option("--json", help="Print the result as JSON on stdout.")
 
 
 def stderr_console() -> Console:
@@ -22,8 +19,9 @@ def stderr_console() -> Console:
 
 
 def stdout_console() -> Console:
-    """The console for results somebody asked for."""
-    return Console(highlight=False)
+    """The console for results somebody asked for; wide where no terminal sets a width."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)
 
 
 def say(message: str) -> None:

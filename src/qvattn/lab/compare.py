@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from qvattn.lab.provenance import shared_environment
 from qvattn.lab.report import write_report
 from qvattn.lab.runs import RunRecord, read_run
 from qvattn.lab.summary import Comparison, FailedRun, summarise
-from qvattn.lab.table import markdown
+from qvattn.lab.table import MARKDOWN_NAME, markdown
 from qvattn.train.recipe import (
     CompareSpec,
     Recipe,
@@ -39,7 +40,7 @@ from qvattn.train.recipe import (
     slugify,
 )
 
-MARKDOWN_NAME, PAGE_NAME = "compare.md", "compare.html"
+PAGE_NAME = "compare.html"
 _PLANS, _RUNS, _LOGS = "plans", "runs", "logs"
 
 
@@ -133,10 +134,13 @@ def compare(
     plans = expand(recipe)
     _check_directory(out)
     with exclusive(out):
-        for plan in plans if not overwrite else ():
-            _check_same(out / _PLANS / f"{plan.slug}.yaml", plan)
+        for plan in plans:
+            if overwrite:
+                _clear(out / _RUNS / plan.slug)
+            else:
+                _check_same(out / _PLANS / f"{plan.slug}.yaml", plan)
         _write(out / RECIPE_NAME, dump_recipe(recipe))
-        runs = [_prepare(plan, out, overwrite=overwrite) for plan in plans]
+        runs = [_prepare(plan, out) for plan in plans]
         statuses = run_grid(runs, jobs=spec.jobs, threads=spec.threads, watcher=watcher, poll_seconds=poll_seconds)
         comparison, records = collect(recipe, statuses, out=out, command=command)
         write_result(comparison, records, out)
@@ -193,31 +197,39 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
-def train_command(plan_file: Path, directory: Path, *, overwrite: bool) -> tuple[str, ...]:
+def train_command(plan_file: Path, directory: Path) -> tuple[str, ...]:
     """The command that does one run; a run directory that holds something already is resumed."""
     command = [sys.executable, "-m", "qvattn.cli", "train", str(plan_file), "--run-dir", str(directory)]
-    if overwrite:
-        command.append("--overwrite")
-    elif directory.is_dir() and any(directory.iterdir()):
+    if directory.is_dir() and any(directory.iterdir()):
         command.append("--resume")
     return tuple(command)
 
 
-def _prepare(plan: RunPlan, out: Path, *, overwrite: bool) -> GridRun:
+def _prepare(plan: RunPlan, out: Path) -> GridRun:
     plan_file = out / _PLANS / f"{plan.slug}.yaml"
     directory = out / _RUNS / plan.slug
     _write(plan_file, dump_recipe(plan.recipe))
-    if overwrite:
-        (directory / "results.json").unlink(missing_ok=True)  # else it would count as complete
     return GridRun(
         name=plan.name,
         slug=plan.slug,
         seed=plan.seed,
         directory=directory,
         log=out / _LOGS / f"{plan.slug}.log",
-        command=train_command(plan_file, directory, overwrite=overwrite),
+        command=train_command(plan_file, directory),
         total_steps=plan.recipe.train.steps,
     )
+
+
+def _clear(run_directory: Path) -> None:
+    """Delete what a run left; anything else that lies there stays."""
+    from qvattn.train.run import RUN_FILES
+
+    for name in RUN_FILES:
+        path = run_directory / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _check_same(plan_file: Path, plan: RunPlan) -> None:

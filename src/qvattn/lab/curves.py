@@ -28,10 +28,32 @@ def learning_curve(name: str, runs: Iterable[RunRecord], metric: str) -> Curve |
 
     Steps that a seed lacks are left out: a mean over changing seeds would jump where a seed joins or leaves.
     """
+    return _over_seeds(name, list(_by_seed(runs, metric).values()))
+
+
+def difference_curve(name: str, runs: Iterable[RunRecord], baseline: Iterable[RunRecord], metric: str) -> Curve | None:
+    """The curve of `metric` minus the baseline's at the same seed and step; None where nothing is shared."""
+    own, base = _by_seed(runs, metric), _by_seed(baseline, metric)
+    paired = [
+        {step: value - base[seed][step] for step, value in points.items() if step in base[seed]}
+        for seed, points in own.items()
+        if seed in base
+    ]
+    return _over_seeds(name, [points for points in paired if points])
+
+
+def _by_seed(runs: Iterable[RunRecord], metric: str) -> dict[int, dict[int, float]]:
+    """seed -> step -> value."""
     group = list(runs)
     group = [run for run in group if run.complete] or group
-    series = [{point.step: value for point in run.history if (value := point.get(metric)) is not None} for run in group]
-    series = [points for points in series if points]
+    series = {
+        run.seed: {point.step: value for point in run.history if (value := point.get(metric)) is not None}
+        for run in group
+    }
+    return {seed: points for seed, points in series.items() if points}
+
+
+def _over_seeds(name: str, series: list[dict[int, float]]) -> Curve | None:
     if not series:
         return None
     steps = sorted(set.intersection(*(set(points) for points in series)))

@@ -120,7 +120,7 @@ def describe(status: RunStatus) -> str:
         case RunState.RUNNING:
             speed = last_value(status.history, "tokens_per_second")
             pace = "" if speed is None else f", {speed:,.0f} tokens/s"
-            return f"step {status.step} ({_share(status)}){_accuracy(status)}{pace}"
+            return f"step {status.step} ({_share(status).strip()}){_accuracy(status)}{pace}"
         case state:
             return state.value
 

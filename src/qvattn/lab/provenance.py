@@ -27,9 +27,9 @@ def shared_environment(runs: Iterable[RunRecord]) -> dict[str, Any]:
     for run in runs:
         for key, value in flatten(run.environment).items() if run.environment else ():
             texts = seen.setdefault(key, [])
-            if str(value) not in texts:
+            if value is not None and str(value) not in texts:
                 texts.append(str(value))
-    shared = {key: " or ".join(texts) for key, texts in seen.items() if key.split(".")[0] not in _OWN}
+    shared = {key: " or ".join(texts) for key, texts in seen.items() if texts and key.split(".")[0] not in _OWN}
     return _nest(shared)
 
 

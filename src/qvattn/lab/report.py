@@ -7,7 +7,7 @@ Everything that comes from data is escaped here or in the script, never trusted 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from qvattn.lab.curves import Curve, learning_curve, pareto_front
+from qvattn.lab.curves import Curve, difference_curve, learning_curve, pareto_front
 from qvattn.lab.experiment import Experiment, settings
 from qvattn.lab.provenance import common_and_own
 from qvattn.lab.runs import RunRecord, flatten
@@ -24,11 +24,13 @@ from qvattn.lab.summary import Comparison, Row
 from qvattn.lab.table import MISSING, Column, columns_of, provenance_lines, whole
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-_CURVES = (
-    ("accuracy", "validation token accuracy %", "valid_accuracy", 100.0),
-    ("perplexity", "validation perplexity", "valid_perplexity", 1.0),
-    ("loss", "training loss", "train_loss", 1.0),
-)
+_CURVES = {
+    "accuracy": "validation token accuracy %",
+    "difference": "accuracy, difference to baseline",
+    "perplexity": "validation perplexity",
+    "loss": "training loss",
+}
+_SCALE = {"accuracy": 100.0, "difference": 100.0}
 
 
 def write_report(experiments: Sequence[Experiment], path: Path, *, title: str) -> None:
@@ -136,7 +138,7 @@ def _figures(index: int, comparison: Comparison) -> str:
     switch = "".join(
         f'<button type=button data-metric="{key}" aria-pressed="{str(key == "accuracy").lower()}">'
         f"{escape(label.removesuffix(' %'))}</button>"
-        for key, label, _, _ in _CURVES
+        for key, label in _CURVES.items()
     )
     base = escape(comparison.baseline or "")
     return f"""
@@ -146,7 +148,7 @@ def _figures(index: int, comparison: Comparison) -> str:
 <figcaption>Line: mean over seeds. Band: lowest to highest seed. Click a name to hide it.</figcaption></figure>
 <figure data-picture="pareto"><h3>Accuracy against cache</h3><div class=plot></div>
 <figcaption>Further left caches less, further up is more accurate. The dotted line joins the variants that no other
-beats on both. Bars: 95 % interval over seeds.</figcaption></figure>
+beats on both. Variants that cache the same stand side by side. Bars: 95 % interval over seeds.</figcaption></figure>
 <figure data-picture="differences"><h3>Difference to {base}</h3><div class=plot></div>
 <figcaption>Validation token accuracy, percentage points, paired by seed; bars: 95 % interval. A bar that crosses zero
 leaves open which is better.</figcaption></figure>
@@ -157,16 +159,23 @@ def _pictures(experiment: Experiment) -> dict[str, Any]:
     comparison = experiment.comparison
     names = [row.name for row in comparison.rows]
     groups = {name: [run for run in experiment.runs if run.name == name] for name in names}
+    base = groups.get(comparison.baseline or "", [])
+    made: dict[str, Callable[[str], Curve | None]] = {
+        "accuracy": lambda name: learning_curve(name, groups[name], "valid_accuracy"),
+        "difference": lambda name: difference_curve(name, groups[name], base, "valid_accuracy"),
+        "perplexity": lambda name: learning_curve(name, groups[name], "valid_perplexity"),
+        "loss": lambda name: learning_curve(name, groups[name], "train_loss"),
+    }
     curves = {
         key: {
             "label": label,
             "lines": [
-                {"index": index, **_curve_json(curve, scale)}
+                {"index": index, **_curve_json(curve, scale=_SCALE.get(key, 1.0))}
                 for index, name in enumerate(names)
-                if (curve := learning_curve(name, groups[name], metric)) is not None
+                if (curve := made[key](name)) is not None
             ],
         }
-        for key, label, metric, scale in _CURVES
+        for key, label in _CURVES.items()
     }
     return {"names": names, "curves": curves, "pareto": _pareto(comparison), "differences": _differences(comparison)}
 

@@ -17,7 +17,8 @@ from qvattn.lab.statistics import Estimate, estimate, paired_difference
 ACCURACY = ("valid", "accuracy")
 ACCURACY_NOTE = (
     "Token accuracy is teacher-forced, over non-padding target tokens, end-of-sentence included, unsmoothed; "
-    "perplexity is the exponential of the unsmoothed cross-entropy over the same tokens."
+    "perplexity is the exponential of the unsmoothed cross-entropy over the same tokens. Validation scores are the "
+    "model's after its last step; test scores, where given, are its best checkpoint's."
 )
 INTERVAL_NOTE = (
     "± is half of a 95 % Student-t interval over seeds; differences to the baseline are paired by seed. "
@@ -31,7 +32,8 @@ class _Frozen(BaseModel):
 
 
 class Row(_Frozen):
-    """One variant of a comparison; accuracies are fractions, `per_seed` holds each seed's validation accuracy."""
+    """One variant of a comparison; accuracies are fractions, `per_seed` holds each seed's validation accuracy,
+    and `best_accuracy` is that of the best checkpoint."""
 
     name: str
     variant: Any = None
@@ -41,6 +43,7 @@ class Row(_Frozen):
     per_seed: dict[int, float]
     difference: Estimate | None
     perplexity: Estimate | None
+    best_accuracy: Estimate | None
     test_accuracy: Estimate | None
     test_perplexity: Estimate | None
     bleu: Estimate | None
@@ -131,6 +134,7 @@ def _row(name: str, runs: list[RunRecord], base: list[RunRecord], *, is_baseline
         per_seed=accuracy,
         difference=None if is_baseline else paired_difference(accuracy, _by_seed(base, *ACCURACY)),
         perplexity=_estimate(_by_seed(runs, "valid", "perplexity")),
+        best_accuracy=_estimate(_by_seed(runs, "best", "accuracy")),
         test_accuracy=_estimate(_by_seed(runs, "test", "accuracy")),
         test_perplexity=_estimate(_by_seed(runs, "test", "perplexity")),
         bleu=_estimate(_score(runs, "bleu")),

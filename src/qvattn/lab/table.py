@@ -6,23 +6,32 @@ Must never compute a number: what is shown is in the `Comparison`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from qvattn.lab.statistics import Estimate
 from qvattn.lab.summary import Comparison, Row
 
 MISSING = "–"
+MARKDOWN_NAME = "compare.md"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column: its title, the text of a row, and the number that it sorts by (None sorts last)."""
+    """A column: its title, the text of a row, and the number that it sorts by (None sorts last).
+
+    `rank` says which columns a narrow terminal leaves out first: those of the highest rank.
+    """
 
     title: str
+    short: str
+    rank: int
     hint: str
     text: Callable[[Row], str]
     key: Callable[[Row], float | str | None]
@@ -30,27 +39,42 @@ class Column:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column(title="variant", hint="name of the variant", text=lambda r: r.name, key=lambda r: r.name),
+    Column(
+        title="variant",
+        short="variant",
+        rank=0,
+        hint="name of the variant",
+        text=lambda r: r.name,
+        key=lambda r: r.name,
+    ),
     Column(
         title="valid. accuracy %",
+        short="accuracy %",
+        rank=0,
         hint="validation token accuracy, mean over seeds ± half of its 95 % interval",
         text=lambda r: percent(r.accuracy),
         key=lambda r: _mean(r.accuracy),
     ),
     Column(
         title="Δ to baseline",
+        short="Δ",
+        rank=1,
         hint="difference in validation token accuracy to the baseline, percentage points, paired by seed",
         text=lambda r: "baseline" if r.is_baseline else percent(r.difference, sign=True),
         key=lambda r: 0.0 if r.is_baseline else _mean(r.difference),
     ),
     Column(
         title="perplexity",
+        short="ppl",
+        rank=4,
         hint="validation perplexity, unsmoothed, mean over seeds",
         text=lambda r: number(r.perplexity, 2),
         key=lambda r: _mean(r.perplexity),
     ),
     Column(
         title="test accuracy %",
+        short="test acc. %",
+        rank=8,
         hint="test token accuracy, mean over seeds ± half of its 95 % interval",
         text=lambda r: percent(r.test_accuracy),
         key=lambda r: _mean(r.test_accuracy),
@@ -58,6 +82,8 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         title="BLEU",
+        short="BLEU",
+        rank=5,
         hint="sacreBLEU on the test set, mean over seeds",
         text=lambda r: number(r.bleu, 2),
         key=lambda r: _mean(r.bleu),
@@ -65,6 +91,8 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         title="chrF",
+        short="chrF",
+        rank=9,
         hint="chrF on the test set, mean over seeds",
         text=lambda r: number(r.chrf, 2),
         key=lambda r: _mean(r.chrf),
@@ -72,36 +100,48 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         title="parameters",
+        short="params",
+        rank=6,
         hint="all parameters",
         text=lambda r: whole(r.parameters_total),
         key=lambda r: r.parameters_total,
     ),
     Column(
-        title="in attention",
+        title="attention parameters",
+        short="in attention",
+        rank=7,
         hint="parameters in attention",
         text=lambda r: whole(r.parameters_attention),
         key=lambda r: r.parameters_attention,
     ),
     Column(
         title="cache / token·layer",
+        short="cache",
+        rank=2,
         hint="elements cached per token in each decoder self-attention layer",
         text=lambda r: whole(r.cache_elements_per_token_layer),
         key=lambda r: r.cache_elements_per_token_layer,
     ),
     Column(
         title="cache share",
+        short="share",
+        rank=3,
         hint="cached elements as a share of the baseline's",
         text=lambda r: MISSING if r.cache_share is None else f"{100 * r.cache_share:.0f} %",
         key=lambda r: r.cache_share,
     ),
     Column(
         title="train tokens/s",
+        short="train tok/s",
+        rank=3,
         hint="target tokens per second in training, median over seeds",
         text=lambda r: whole(r.train_tokens_per_second),
         key=lambda r: r.train_tokens_per_second,
     ),
     Column(
         title="seeds",
+        short="seeds",
+        rank=4,
         hint="number of finished seeds",
         text=lambda r: str(len(r.seeds)),
         key=lambda r: float(len(r.seeds)),
@@ -158,19 +198,33 @@ def provenance_lines(comparison: Comparison) -> list[tuple[str, str]]:
     lines = [("seeds", ", ".join(map(str, comparison.seeds)) or "none")]
     for label, value in comparison.provenance.items():
         text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-        lines.append((label, text))
+        lines.append((label.replace("_", " "), text))
     return lines
 
 
-def terminal_table(comparison: Comparison) -> Table:
-    """The comparison as a rich table."""
+def terminal_table(comparison: Comparison, width: int) -> Table:
+    """The comparison as a rich table at most `width` characters wide, if leaving columns out can make it so."""
     columns = columns_of(comparison)
-    table = Table(title=escape(comparison.title), title_justify="left", title_style="bold", pad_edge=False)
+    console = Console(width=1000)
+    while True:
+        table = _terminal_table(comparison, columns)
+        highest = max(columns, key=lambda column: column.rank)
+        if highest.rank == 0 or Measurement.get(console, console.options, table).maximum <= width:
+            return table
+        columns = [column for column in columns if column is not highest]
+
+
+def _terminal_table(comparison: Comparison, columns: Sequence[Column]) -> Table:
+    left_out = len(columns_of(comparison)) - len(columns)
+    table = Table(title=escape(comparison.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table.pad_edge = False
+    if left_out:
+        table.caption = f"{left_out} more column{'' if left_out == 1 else 's'} in {MARKDOWN_NAME}"
+        table.caption_justify = "left"
     for index, column in enumerate(columns):
-        table.add_column(column.title, justify="left" if index == 0 else "right", overflow="fold")
+        table.add_column(column.short, justify="left" if index == 0 else "right", no_wrap=index > 0)
     for row in comparison.rows:
-        cells = [escape(column.text(row)) for column in columns]
-        table.add_row(*cells, style="bold" if row.is_baseline else None)
+        table.add_row(*(escape(column.text(row)) for column in columns))
     return table
 
 

@@ -78,15 +78,21 @@
 
   function pareto(data) {
     const { points, front } = data.pareto;
+    // markers at one place are set apart by a little, else their bars cover each other; what hovers shows is exact
+    const apart = 0.014 * Math.max(...points.map((point) => point.x));
+    const place = (point) => {
+      const same = points.filter((other) => other.x === point.x);
+      return point.x + apart * (same.indexOf(point) - (same.length - 1) / 2);
+    };
     const traces = [{
-      x: front.map((i) => points[i].x), y: front.map((i) => points[i].y), mode: "lines", hoverinfo: "skip",
+      x: front.map((i) => place(points[i])), y: front.map((i) => points[i].y), mode: "lines", hoverinfo: "skip",
       line: { color: style("--soft"), width: 1.5, dash: "dot" }, showlegend: false,
     }];
     for (const point of points) {
       traces.push({
-        x: [point.x], y: [point.y], name: folded(data.names[point.index], 26), mode: "markers", ...errorBars([point], "error_y"),
+        x: [place(point)], y: [point.y], name: folded(data.names[point.index], 26), mode: "markers", ...errorBars([point], "error_y"),
         marker: { color: colour(point.index), size: 11, symbol: SYMBOLS[point.index % SYMBOLS.length] },
-        hovertemplate: "%{x} elements, %{y:.2f} %",
+        hovertemplate: `${point.x} elements, %{y:.2f} %`,
       });
     }
     const shape = layout("elements cached per token and layer", "validation token accuracy %");
@@ -114,11 +120,11 @@
     const plot = figure.querySelector(".plot");
     const inner = narrow() ? 300 : figure.classList.contains("wide") ? 380 : 340;
     // the legend stands below the picture; give it the room that its names need
-    const perLine = Math.max(1, Math.floor(figure.clientWidth / 200));
-    const height = inner + 26 * Math.ceil(picture.rows / perLine);
+    const perLine = Math.max(1, Math.floor(figure.clientWidth / 190));
+    const height = inner + 21 * Math.ceil(picture.rows / perLine);
     plot.style.height = `${height}px`;
     picture.shape.height = height;
-    picture.shape.margin.b = 44 + (picture.rows ? 14 + 26 * Math.ceil(picture.rows / perLine) : 0);
+    picture.shape.margin.b = 48 + (picture.rows ? 14 + 21 * Math.ceil(picture.rows / perLine) : 0);
     return Plotly.react(plot, picture.traces, picture.shape, { displayModeBar: false, responsive: true });
   }
 
