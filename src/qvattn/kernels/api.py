@@ -14,11 +14,12 @@ from torch import Tensor
 from ..errors import UserError
 from ..geometry import Geometry
 from ..positions.base import DistanceTables
+from .flex import attend_flex, flex_refuses
 from .reference import attend_reference
 from .sdpa import attend_sdpa, sdpa_refuses
 from .terms import ScoreTerm, ValueTerm
 
-IMPLS = ("auto", "reference", "sdpa")
+IMPLS = ("auto", "reference", "sdpa", "flex")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ def choose(impl: str, *, tables: DistanceTables | None, dropout: float) -> Choic
         if refusal:
             raise UserError(f"impl='sdpa' cannot serve this: {refusal}; use impl='reference' or 'auto'")
         return Choice("sdpa", "asked for")
+    if impl == "flex":
+        if reason := flex_refuses(tables, dropout):
+            raise UserError(f"impl='flex' cannot serve this: {reason}; use impl='reference' or 'auto'")
+        return Choice("flex", "asked for")
     return Choice("reference", refusal) if refusal else Choice("sdpa", "plain scores")
 
 
@@ -94,6 +99,8 @@ def attend(
     choice = choose(impl, tables=tables, dropout=dropout)
     if choice.impl == "sdpa":
         out = attend_sdpa(scores, value, geometry, scale=scale, tables=tables)
+    elif choice.impl == "flex":
+        out = attend_flex(scores, value, geometry, scale=scale, tables=tables)
     else:
         out, _ = attend_reference(scores, value, geometry, scale=scale, tables=tables, dropout=dropout)
     return _lifted(out, value)
