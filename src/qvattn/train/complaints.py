@@ -33,13 +33,20 @@ def _line(problem: Any, root: type[BaseModel]) -> str:
         *parent, key = _keys_only(location, root)
         model = _model_at(parent, root)
         return unknown_key(str(key), ".".join(map(str, parent)), list(model.model_fields) if model else [])
+    if kind == "missing" and isinstance(location[-1], int):
+        return f"{where.rpartition('.')[0]}: too few entries, got {_brief(problem['input'])}"
     if kind == "missing":
         return f"{where}: this key is required"
     message = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:] if message[1:2].islower() else message
     if kind == "value_error" and isinstance(problem["input"], dict | BaseModel):
         return f"{where}: {message}" if where else message
-    return f"{where}: {message}, got {problem['input']!r}"
+    return f"{where}: {message}, got {_brief(problem['input'])}"
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _keys_only(location: Sequence[str | int], root: type[BaseModel]) -> list[str | int]:

@@ -216,6 +216,8 @@ class Trainer:
         for group_of_parameters in self.optimizer.param_groups:
             group_of_parameters["lr"] = learning_rate(spec, step)
         self.optimizer.step()
+        # the fused Adam writes without telling; whatever a model remembers by its weights' versions would go stale
+        torch.autograd.graph.increment_version(self.parameters)
         self.optimizer.zero_grad()
         epoch, last_batch, _ = group[-1]
         progress.step, progress.epoch, progress.batch = step, epoch, last_batch + 1

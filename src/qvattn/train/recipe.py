@@ -148,10 +148,6 @@ class Recipe(_Section):
         shared = self.task == "translation" and self.model.share_embeddings
         if shared and not self.data.shared_vocab:
             raise ValueError("model.share_embeddings: true needs data.shared_vocab: true")
-        if self.train.warmup_steps > self.train.steps:
-            raise ValueError(
-                f"train.warmup_steps: allowed is at most train.steps={self.train.steps}, got {self.train.warmup_steps}"
-            )
         complaints = _attention_complaints("model", self.model.attention, self.model.position, self.model)
         if self.compare is not None:
             for variant in self.compare.variants:
@@ -349,20 +345,42 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
         value = yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
         raise UserError(f"override {override!r}: the value is not valid YAML") from error
-    section: dict[str, Any] = content
+    section: Any = content
     for depth, key in enumerate(keys[:-1], start=1):
-        inner = section.get(key)
-        if inner is None:
-            inner = {}
-        elif isinstance(inner, str) and key in ("attention", *PLACES):
-            inner = {"variant": inner}
-        elif isinstance(inner, str) and key == "position":
-            inner = {"kind": inner}
-        elif not isinstance(inner, dict):
-            raise UserError(f"override {override!r}: {'.'.join(keys[:depth])} is not a section, it is {inner!r}")
-        section[key] = inner
-        section = inner
-    section[keys[-1]] = value
+        section = _enter(section, key, override, ".".join(keys[:depth]))
+    _put(section, keys[-1], value, override)
+
+
+def _enter(section: Any, key: str, override: str, path: str) -> Any:
+    """The section (or list) under `key`, made where there is none; a short form becomes the mapping it stands for."""
+    if isinstance(section, list):
+        return section[_index(section, key, override)]
+    inner = section.get(key)
+    if inner is None:
+        inner = {}
+    elif isinstance(inner, str) and key in ("attention", *PLACES):
+        inner = {"variant": inner}
+    elif isinstance(inner, str) and key == "position":
+        inner = {"kind": inner}
+    elif not isinstance(inner, dict | list):
+        raise UserError(f"override {override!r}: {path} is not a section, it is {inner!r}")
+    section[key] = inner
+    return inner
+
+
+def _put(section: Any, key: str, value: Any, override: str) -> None:
+    if isinstance(section, list):
+        section[_index(section, key, override)] = value
+    elif isinstance(section, dict):
+        section[key] = value
+    else:
+        raise UserError(f"override {override!r}: {key!r} cannot be set in {section!r}")
+
+
+def _index(entries: list[Any], key: str, override: str) -> int:
+    if not key.isdigit() or int(key) >= len(entries):
+        raise UserError(f"override {override!r}: {key!r} is not one of the entries 0 to {len(entries) - 1}")
+    return int(key)
 
 
 class _StrictLoader(yaml.SafeLoader):
