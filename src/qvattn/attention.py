@@ -28,7 +28,7 @@ class Attention(nn.Module):
 
     borrows: this layer reuses the streams of an earlier layer and makes none of its own.
     route: "expand" materialises keys and values, "absorb" folds their factors into queries and output; "auto" absorbs
-        when a few new tokens meet a longer past. Both give the same numbers.
+        when a few new tokens meet a longer past, without gradients. Both give the same numbers.
     impl: the kernel, see `qvattn.attend`.
 
     Raises UserError for a route the spec does not allow.
@@ -172,7 +172,8 @@ class Attention(nn.Module):
         weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         M, T = geometry.q_pos.shape[1], geometry.k_pos.shape[1]
-        absorb = self.can_absorb and (self.route == "absorb" or (self.route == "auto" and M <= FEW_QUERIES < T))
+        few = M <= FEW_QUERIES < T and not torch.is_grad_enabled()
+        absorb = self.can_absorb and (self.route == "absorb" or (self.route == "auto" and few))
         terms = (self.variant.absorb if absorb else self.variant.expand)(q, streams, k_rotation)
         dropout = self.spec.dropout if self.training else 0.0
         common: dict[str, Any] = {"scale": self.variant.scale, "tables": tables, "dropout": dropout}
