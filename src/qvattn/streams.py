@@ -13,7 +13,7 @@ This module knows nothing of variants, position schemes or models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -90,7 +90,7 @@ class StreamCache:
             for i, layer in enumerate(layers)
             if not isinstance(layer, int)
         }
-        self._spares: dict[tuple[int, ...], Tensor] = {}
+        self._spares: dict[Hashable, Tensor] = {}
 
     def _allocate(self, heads: int, width: int) -> Tensor:
         return torch.zeros(self.batch_size, heads, self._capacity, width, dtype=self.dtype, device=self.device)
@@ -185,11 +185,11 @@ class StreamCache:
 
     def _selected(self, buffer: Tensor, index: Tensor) -> Tensor:
         """The rows `index` of a buffer, in the spare buffer of its shape; `buffer` becomes the next spare."""
-        shape, rows = buffer.shape[1:], int(index.numel())
-        spare = self._spares.get(tuple(shape))
+        kind, rows = (buffer.dtype, *buffer.shape[1:]), int(index.numel())
+        spare = self._spares.get(kind)
         if spare is None or spare.shape[0] < rows:
-            spare = buffer.new_zeros(rows, *shape)
-        self._spares[tuple(shape)] = buffer
+            spare = buffer.new_zeros(rows, *buffer.shape[1:])
+        self._spares[kind] = buffer
         chosen = spare[:rows]
         torch.index_select(buffer[:, :, : self.length], 0, index, out=chosen[:, :, : self.length])
         return chosen

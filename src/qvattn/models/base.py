@@ -5,21 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..attention import Attention
 from ..errors import UserError
 from ..spec import AttentionSpec
 from ..streams import StreamCache
-from .block import Stack
+from .block import Stack, Watched
+from .generation import StreamGenerationMixin, stream_cache
 from .objective import Objective
 
 
 @dataclass
 class QvattnOutput(ModelOutput):
-    """loss: sum or mean over target tokens.  nll, correct, tokens: detached sums, unsmoothed.  logits: (B, T, V)."""
+    """loss: sum or mean over target tokens.  nll, correct, tokens: detached sums, unsmoothed.  logits: (B, T, V).
+
+    cache (also readable as past_key_values): the cache given or made.  attention weights: per layer (B, H, M, T).
+    hidden states: what enters the first layer, then what leaves each layer (the last norm not applied).
+    """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -28,13 +34,16 @@ class QvattnOutput(ModelOutput):
     tokens: Tensor | None = None
     cache: Any = None
     encoder_last_hidden_state: Tensor | None = None
+    encoder_attentions: tuple[Tensor, ...] | None = None
+    encoder_hidden_states: tuple[Tensor, ...] | None = None
+    decoder_hidden_states: tuple[Tensor, ...] | None = None
     decoder_attentions: tuple[Tensor, ...] | None = None
     cross_attentions: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
     hidden_states: tuple[Tensor, ...] | None = None
 
 
-class QvattnModel(PreTrainedModel, GenerationMixin):
+class QvattnModel(PreTrainedModel, StreamGenerationMixin):
     """Base of TranslationModel and CausalLM."""
 
     base_model_prefix = ""
@@ -82,6 +91,24 @@ class QvattnModel(PreTrainedModel, GenerationMixin):
     def attention_parameters(self) -> int:
         """Parameters of all attention layers, position schemes included."""
         return sum(p.numel() for m in self.modules() if isinstance(m, Attention) for p in m.parameters())
+
+    @staticmethod
+    def _watched(attentions: bool, hidden_states: bool) -> Watched | None:
+        return Watched(keep_weights=attentions) if attentions or hidden_states else None
+
+    def _cache_for(self, ids: Tensor, cache: Any, use_cache: bool | None) -> Any:
+        """The cache of a forward pass over new tokens (B, M): the given one, or an empty one if `use_cache` asks.
+
+        Entries are stored without gradients, so none is made while gradients are recorded.
+        """
+        streams = stream_cache(cache)
+        if streams is not None and streams.batch_size != ids.shape[0]:
+            raise UserError(
+                f"ids have {ids.shape[0]} rows, the cache has {streams.batch_size}; reorder the cache first"
+            )
+        if cache is None and use_cache and not torch.is_grad_enabled():
+            return self.new_cache(ids.shape[0])
+        return cache
 
     @staticmethod
     def _output(objective: Objective, reduction: str, **more: Any) -> QvattnOutput:

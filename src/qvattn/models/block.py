@@ -74,8 +74,13 @@ class Memory:
 
 @dataclass
 class Watched:
-    """What a forward pass was asked to keep: attention weights (B, H, M, T) and hidden states, layer by layer."""
+    """What a forward pass was asked to keep: attention weights (B, H, M, T) and hidden states, layer by layer.
 
+    hidden: the input of the first layer, then the output of every layer, before the last norm.
+    keep_weights: weights come from the reference kernel; without them the usual kernel runs.
+    """
+
+    keep_weights: bool = True
     self_weights: list[Tensor] = field(default_factory=list)
     cross_weights: list[Tensor] = field(default_factory=list)
     hidden: list[Tensor] = field(default_factory=list)
@@ -107,21 +112,20 @@ class Block(nn.Module):
         watched: Watched | None,
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """x (B, M, E) -> the same shape, and the streams this layer attended over."""
+        weights = watched is not None and watched.keep_weights
         y, streams, a = self.self_attn.over_past(
             self._before(x, self.self_norm),
             geometry,
             cache=cache,
             layer=layer,
             lent=lent,
-            weights=watched is not None,
+            weights=weights,
         )
         x = self._add(x, y, self.self_norm)
         if watched is not None and a is not None:
             watched.self_weights.append(a)
         if memory is not None:
-            y, a = self.cross_attn.over_memory_with_weights(
-                self._before(x, self.cross_norm), *memory, weights=watched is not None
-            )
+            y, a = self.cross_attn.over_memory_with_weights(self._before(x, self.cross_norm), *memory, weights=weights)
             x = self._add(x, y, self.cross_norm)
             if watched is not None and a is not None:
                 watched.cross_weights.append(a)
@@ -143,6 +147,9 @@ class Stack(nn.Module):
 
     share_every: layer l reuses the streams of layer l - l % share_every.
     """
+
+    main_input_name = "input_ids"
+    """transformers asks a model's encoder for it."""
 
     def __init__(
         self,
@@ -177,6 +184,8 @@ class Stack(nn.Module):
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions).to(x.dtype)
         x = F.dropout(x, self.rate, self.training)
+        if watched is not None:
+            watched.hidden.append(x)
         if cache is not None:
             cache.advance(positions)
         k_pos = positions if cache is None else cache.positions
