@@ -71,8 +71,6 @@ def _print(family: Family) -> None:
             _short(r.bytes_read_per_token, "B"),
         )
     console = stdout_console()
-    if not console.is_terminal:
-        console.width = 160
     console.print(table)
     for name, reason in family.refused.items():
         console.print(f"{name}: {reason}", markup=False)

@@ -30,6 +30,13 @@ class Terms(NamedTuple):
     value: ValueTerm
 
 
+def default_shared_heads(spec: AttentionSpec) -> int:
+    """Shared heads where the spec leaves them open: as `groups` name, or the largest divisor of H up to H / 4."""
+    if spec.groups:
+        return len(spec.groups)
+    return next(g for g in range(max(1, spec.n_heads // 4), 0, -1) if spec.n_heads % g == 0)
+
+
 class Variant(nn.Module):
     """Base of all variants. A subclass states its fields, its streams and its maths; nothing else knows it.
 

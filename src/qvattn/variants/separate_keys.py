@@ -15,7 +15,7 @@ from torch import Tensor
 from ..kernels.terms import ScoreTerm, ValueTerm
 from ..positions.base import Rotation, rotate
 from ..streams import Stream
-from .base import Streams, Terms, Variant
+from .base import Streams, Terms, Variant, default_shared_heads
 
 if TYPE_CHECKING:
     from ..spec import AttentionSpec
@@ -68,7 +68,7 @@ class GQA(MHA):
 
     @classmethod
     def defaults(cls, spec: AttentionSpec) -> dict[str, Any]:
-        shared = len(spec.groups) if spec.groups else spec.v_heads or spec.k_heads or max(1, spec.n_heads // 4)
+        shared = spec.v_heads or spec.k_heads or default_shared_heads(spec)
         return {"k_heads": shared, "v_heads": shared, "groups": None} | super().defaults(spec)
 
 
@@ -89,7 +89,7 @@ class SharedV(MHA):
 
     @classmethod
     def defaults(cls, spec: AttentionSpec) -> dict[str, Any]:
-        shared = len(spec.groups) if spec.groups else max(1, spec.n_heads // 4)
+        shared = default_shared_heads(spec)
         return {"v_heads": shared, "groups": None} | super().defaults(spec)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..kernels.terms import ScoreTerm, ValueTerm
 from ..positions import Rotation, rotate
 from ..streams import Stream
-from .base import Streams, Terms, Variant
+from .base import Streams, Terms, Variant, default_shared_heads
 
 if TYPE_CHECKING:
     from ..spec import AttentionSpec
@@ -31,7 +31,7 @@ class GTA(Variant):
     @classmethod
     def defaults(cls, spec: AttentionSpec) -> dict[str, Any]:
         return {
-            "v_heads": len(spec.groups) if spec.groups else max(1, spec.n_heads // 4),
+            "v_heads": default_shared_heads(spec),
             "rope_dim": max(1, min(2, spec.d_head - 1), spec.d_head // 4 * 2),
             "groups": None,
         }

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..kernels.terms import ScoreTerm, ValueTerm, per_query_head
 from ..positions.base import Rotation, rotate
 from ..streams import Stream
-from .base import Streams, Terms, Variant
+from .base import Streams, Terms, Variant, default_shared_heads
 
 if TYPE_CHECKING:
     from ..spec import AttentionSpec
@@ -127,5 +127,5 @@ class QVKaGQA(QVKa):
 
     @classmethod
     def defaults(cls, spec: AttentionSpec) -> dict[str, Any]:
-        shared = len(spec.groups) if spec.groups else spec.v_heads or max(1, spec.n_heads // 4)
+        shared = spec.v_heads or default_shared_heads(spec)
         return super().defaults(spec) | {"v_heads": shared, "k_heads": shared, "groups": None}

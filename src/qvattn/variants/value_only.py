@@ -15,7 +15,7 @@ from torch import Tensor
 from ..kernels.terms import ScoreTerm, ValueTerm
 from ..positions.base import Rotation
 from ..streams import Stream
-from .base import Streams, Terms, Variant
+from .base import Streams, Terms, Variant, default_shared_heads
 
 if TYPE_CHECKING:
     from ..spec import AttentionSpec
@@ -55,7 +55,7 @@ class QVGQA(QV):
 
     @classmethod
     def defaults(cls, spec: AttentionSpec) -> dict[str, Any]:
-        return {"v_heads": len(spec.groups) if spec.groups else max(1, spec.n_heads // 4), "groups": None}
+        return {"v_heads": default_shared_heads(spec), "groups": None}
 
 
 class QVMQA(QV):
