@@ -14,12 +14,13 @@ from torch import Tensor
 from ..errors import UserError
 from ..geometry import Geometry
 from ..positions.base import DistanceTables
+from .cpu import attend_cpu, cpu_refuses
 from .flex import attend_flex, flex_refuses
 from .reference import attend_reference
 from .sdpa import attend_sdpa, sdpa_refuses
 from .terms import ScoreTerm, ValueTerm
 
-IMPLS = ("auto", "reference", "sdpa", "flex")
+IMPLS = ("auto", "reference", "sdpa", "flex", "cpu")
 
 
 @dataclass(frozen=True)
@@ -30,22 +31,32 @@ class Choice:
     why: str
 
 
-def choose(impl: str, *, tables: DistanceTables | None, dropout: float) -> Choice:
+def choose(
+    impl: str,
+    scores: Sequence[ScoreTerm],
+    value: ValueTerm,
+    *,
+    tables: DistanceTables | None = None,
+    dropout: float = 0.0,
+) -> Choice:
     """What `impl` resolves to. Raises UserError where an explicit `impl` cannot serve the request."""
+    if impl == "auto":
+        if cpu_refuses(scores, value, tables, dropout) is None:
+            return Choice("cpu", "a few queries on the CPU")
+        refusal = sdpa_refuses(tables, dropout)
+        return Choice("reference", refusal) if refusal else Choice("sdpa", "plain scores")
     if impl not in IMPLS:
         raise UserError(f"impl={impl!r}: allowed are {', '.join(IMPLS)}")
-    refusal = sdpa_refuses(tables, dropout)
-    if impl == "reference":
-        return Choice("reference", "asked for")
+    refusal = None
     if impl == "sdpa":
-        if refusal:
-            raise UserError(f"impl='sdpa' cannot serve this: {refusal}; use impl='reference' or 'auto'")
-        return Choice("sdpa", "asked for")
-    if impl == "flex":
-        if reason := flex_refuses(tables, dropout):
-            raise UserError(f"impl='flex' cannot serve this: {reason}; use impl='reference' or 'auto'")
-        return Choice("flex", "asked for")
-    return Choice("reference", refusal) if refusal else Choice("sdpa", "plain scores")
+        refusal = sdpa_refuses(tables, dropout)
+    elif impl == "flex":
+        refusal = flex_refuses(tables, dropout)
+    elif impl == "cpu":
+        refusal = cpu_refuses(scores, value, tables, dropout)
+    if refusal:
+        raise UserError(f"impl={impl!r} cannot serve this: {refusal}; use impl='reference' or 'auto'")
+    return Choice(impl, "asked for")
 
 
 def _validate(scores: Sequence[ScoreTerm], value: ValueTerm, geometry: Geometry) -> None:
@@ -96,8 +107,10 @@ def attend(
     Raises UserError naming the argument, its shape and what is allowed.
     """
     _validate(scores, value, geometry)
-    choice = choose(impl, tables=tables, dropout=dropout)
-    if choice.impl == "sdpa":
+    choice = choose(impl, scores, value, tables=tables, dropout=dropout)
+    if choice.impl == "cpu":
+        out = attend_cpu(scores, value, geometry, scale=scale, tables=tables)
+    elif choice.impl == "sdpa":
         out = attend_sdpa(scores, value, geometry, scale=scale, tables=tables)
     elif choice.impl == "flex":
         out = attend_flex(scores, value, geometry, scale=scale, tables=tables)
