@@ -13,7 +13,7 @@ import yaml
 
 from qvattn.train.recipe import Recipe, read_recipe
 
-ENGLISH = "a the old young man woman dog cat house river sees finds likes hears big small red and or not".split()
+ENGLISH = ("a", "the", "old", "young", "man", "woman", "dog", "cat", "house", "river", "sees", "finds", "big", "red")
 
 
 @pytest.fixture(autouse=True)
