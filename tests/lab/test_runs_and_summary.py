@@ -110,7 +110,9 @@ def test_unfinished_runs_and_missing_baseline_are_said_so(tmp_path: Path) -> Non
     notes = " ".join(comparison.notes)
     assert "not finished" in notes
     assert "baseline QKV has no finished run" in notes
-    assert "same seeds" in notes
+    assert "same seeds" not in notes  # a row without any seed shows it by itself
+    runs.append(read_run(write_run(tmp_path / "c", name="QKV", seed=2)))
+    assert "same seeds (QV: 1; QKV: 2), so" in " ".join(summarise(runs, title="t", baseline="QKV").notes)
 
 
 def test_test_scores_and_bleu_get_columns_only_where_present(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
 from qvattn.cli.output import print_json, say, stderr_console, stdout_console
 
@@ -46,6 +48,10 @@ def compare(
         jobs=jobs,
         threads=threads,
     )
+    grid = chosen.compare
+    assert grid is not None
+    seeds_text = ", ".join(map(str, grid.seeds))
+    say(f"{len(grid.variants)} variants, seeds {seeds_text}; {grid.jobs} at a time, threads each: {grid.threads}")
     outcome = run_watched(chosen, out or Path("runs") / slugify(chosen.name), overwrite=overwrite)
     present(outcome, as_json=as_json)
 
@@ -72,8 +78,9 @@ def present(outcome: Outcome, *, as_json: bool) -> None:
     else:
         console = stdout_console()
         console.print(terminal_table(outcome.comparison, console.width))
+        notes = stderr_console()
         for note in outcome.comparison.notes:
-            say(f"  {note}")
+            notes.print(Padding(Text(note, style="dim"), (0, 0, 0, 1)))
     for failure in outcome.comparison.failed:
         log = outcome.directory / failure.log
         say(f"failed: {failure.name}, seed {failure.seed}: {failure.reason} (log: {log})")

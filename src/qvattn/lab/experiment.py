@@ -90,7 +90,6 @@ def _load_singles(directories: Sequence[Path], baseline: str | None) -> Experime
         runs,
         title=title,
         baseline=baseline if baseline in names else None,
-        side_by_side=1,
         provenance=shared_environment(runs),
     )
     return Experiment(comparison=comparison, runs=tuple(runs))

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -82,7 +83,9 @@ def live_table(statuses: Sequence[RunStatus]) -> Table:
     """One line per variant, one column per seed; what runs shows its share done and its last accuracy."""
     seeds = sorted({status.run.seed for status in statuses})
     cells = {(status.run.name, status.run.seed): status for status in statuses}
-    table = Table(pad_edge=False, title="validation token accuracy %", title_justify="left", title_style="dim")
+    table = Table(
+        box=SIMPLE_HEAD, pad_edge=False, title="validation token accuracy %", title_justify="left", title_style="dim"
+    )
     table.add_column("variant", overflow="fold")
     for seed in seeds:
         table.add_column(f"seed {seed}", justify="right", min_width=14)

@@ -141,17 +141,20 @@ def _figures(index: int, comparison: Comparison) -> str:
         for key, label in _CURVES.items()
     )
     base = escape(comparison.baseline or "")
+    several = any(len(row.seeds) > 1 for row in comparison.rows)
+    band = "Line: mean over seeds. Band: lowest to highest seed." if several else "One seed each."
+    bars = "Bars: 95 % interval over seeds." if several else "One seed each, so no interval."
+    zero = " A bar that crosses zero leaves open which is better." if several else ""
     return f"""
 <div class=figures data-experiment="{index}">
 <figure class="wide" data-picture="curves"><h3>Learning curves</h3><div class=switch role=group
  aria-label="metric">{switch}</div><div class=plot></div>
-<figcaption>Line: mean over seeds. Band: lowest to highest seed. Click a name to hide it.</figcaption></figure>
+<figcaption>{band} Click a name to hide it.</figcaption></figure>
 <figure data-picture="pareto"><h3>Accuracy against cache</h3><div class=plot></div>
 <figcaption>Further left caches less, further up is more accurate. The dotted line joins the variants that no other
-beats on both. Variants that cache the same stand side by side. Bars: 95 % interval over seeds.</figcaption></figure>
+beats on both. Variants that cache the same stand side by side. {bars}</figcaption></figure>
 <figure data-picture="differences"><h3>Difference to {base}</h3><div class=plot></div>
-<figcaption>Validation token accuracy, percentage points, paired by seed; bars: 95 % interval. A bar that crosses zero
-leaves open which is better.</figcaption></figure>
+<figcaption>Validation token accuracy, percentage points, paired by seed. {bars}{zero}</figcaption></figure>
 </div>"""
 
 

@@ -90,7 +90,7 @@ def summarise(
     baseline: str | None,
     names: Sequence[str] = (),
     failed: Sequence[FailedRun] = (),
-    side_by_side: int = 1,
+    side_by_side: int | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Comparison:
     """Group finished runs by name and compute every row.
@@ -99,7 +99,7 @@ def summarise(
         runs: run records in any order; unfinished ones are only counted.
         baseline: the name of the row that differences are taken to; None for no differences.
         names: rows in this order come first, also when they have no finished run.
-        side_by_side: how many runs shared the machine at once (a note tells readers of tokens/s).
+        side_by_side: how many runs shared the machine at once, if known (a note tells readers of tokens/s).
     """
     groups: dict[str, list[RunRecord]] = {name: [] for name in names}
     for run in runs:
@@ -149,7 +149,7 @@ def _row(name: str, runs: list[RunRecord], base: list[RunRecord], *, is_baseline
 
 
 def _notes(
-    groups: Mapping[str, list[RunRecord]], rows: Sequence[Row], baseline: str | None, side_by_side: int
+    groups: Mapping[str, list[RunRecord]], rows: Sequence[Row], baseline: str | None, side_by_side: int | None
 ) -> list[str]:
     notes = [ACCURACY_NOTE]
     counts = {len(row.seeds) for row in rows if row.seeds}
@@ -158,23 +158,30 @@ def _notes(
     if 1 in counts:
         single = [row.name for row in rows if len(row.seeds) == 1]
         notes.append(ONE_SEED_NOTE if counts == {1} else f"{ONE_SEED_NOTE} (This holds for: {', '.join(single)}.)")
-    if len({row.seeds for row in rows}) > 1:
+    if len({row.seeds for row in rows if row.seeds}) > 1:
         held = "; ".join(f"{row.name}: {', '.join(map(str, row.seeds)) or 'none'}" for row in rows)
-        notes.append(f"The rows do not hold the same seeds ({held}), so compare them by the paired difference only.")
+        advice = "" if baseline is None else ", so go by the paired differences"
+        notes.append(f"The rows do not hold the same seeds ({held}){advice}.")
     pending = {name: sum(not run.complete for run in group) for name, group in groups.items()}
     if any(pending.values()):
         listed = ", ".join(f"{name}: {count}" for name, count in pending.items() if count)
         notes.append(f"Runs that are not finished are left out of the table ({listed}).")
     if baseline is not None and not any(row.is_baseline and row.seeds for row in rows):
         notes.append(f"The baseline {baseline} has no finished run, so there are no differences to it.")
-    if side_by_side > 1:
-        notes.append(
-            f"Training tokens/s is the median over seeds, measured with up to {side_by_side} runs side by side on "
-            "this machine; it compares rows with each other, not with other machines."
-        )
-    else:
-        notes.append("Training tokens/s is the median over seeds; runs ran one after the other.")
+    notes.append("Training tokens/s is the median over seeds" + _company(side_by_side))
     return notes
+
+
+def _company(side_by_side: int | None) -> str:
+    """How a speed was measured: beside how many other runs."""
+    if side_by_side is None:
+        return "."
+    if side_by_side == 1:
+        return "; runs ran one after the other."
+    return (
+        f", measured with up to {side_by_side} runs side by side on this machine; "
+        "it compares rows with each other, not with other machines."
+    )
 
 
 def _by_seed(runs: Iterable[RunRecord], *path: str) -> dict[int, float]:

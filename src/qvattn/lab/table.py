@@ -216,8 +216,9 @@ def terminal_table(comparison: Comparison, width: int) -> Table:
 
 def _terminal_table(comparison: Comparison, columns: Sequence[Column]) -> Table:
     left_out = len(columns_of(comparison)) - len(columns)
-    table = Table(title=escape(comparison.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    table.pad_edge = False
+    table = Table(
+        title=escape(comparison.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+    )
     if left_out:
         table.caption = f"{left_out} more column{'' if left_out == 1 else 's'} in {MARKDOWN_NAME}"
         table.caption_justify = "left"
