@@ -39,17 +39,18 @@ def load_experiments(directories: Sequence[Path], *, baseline: str | None = None
     """
     if not directories:
         raise UserError("give at least one run directory, or a directory that holds some")
-    comparisons: dict[Path, None] = {}
-    singles: dict[Path, None] = {}
+    # keyed by their resolved paths, so that nothing counts twice, and shown by the paths that were given
+    comparisons: dict[Path, Path] = {}
+    singles: dict[Path, Path] = {}
     for root in directories:
-        found = find_runs(root)
-        nested = list(_comparisons(root.resolve()))
-        comparisons.update(dict.fromkeys(nested))
-        outside = (run.resolve() for run in found if not any(run.resolve().is_relative_to(d) for d in nested))
-        singles.update(dict.fromkeys(outside))
-    experiments = [_load_comparison(directory, baseline) for directory in comparisons]
+        runs = find_runs(root)
+        nested = list(_comparisons(root))
+        comparisons.update({directory.resolve(): directory for directory in nested})
+        outside = [run for run in runs if not any(run.is_relative_to(directory) for directory in nested)]
+        singles.update({run.resolve(): run for run in outside})
+    experiments = [_load_comparison(directory, baseline) for directory in comparisons.values()]
     if singles:
-        experiments.append(_load_singles(list(singles), baseline))
+        experiments.append(_load_singles(list(singles.values()), baseline))
     _check_baseline(experiments, baseline)
     return experiments
 
