@@ -1,0 +1,43 @@
+# Two commands do all set-up on a machine with Python 3.11 or newer: `make demo` and `make test`.
+# A C++ compiler and CMake make the native decode kernel; without them everything else works.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# The CPU build of PyTorch. With a CUDA GPU:  make install TORCH="torch==2.13.*" TORCH_INDEX=https://download.pytorch.org/whl/cu130
+TORCH       ?= torch==2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+# Where the CPU index cannot be reached, pip's own index serves the same release.
+INSTALL_TORCH = $(BIN)/pip install --quiet --index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple "$(TORCH)"
+
+.PHONY: help install demo test test-all lint clean
+
+help:  ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
+
+install: $(BIN)/.installed  ## create .venv and install the package with all its extras
+
+$(BIN)/.installed: pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade "pip>=24"
+	$(BIN)/python -c "import torch" 2>/dev/null || $(INSTALL_TORCH)
+	$(BIN)/pip install --quiet -e ".[demo,test,dev]"
+	@touch $@
+
+demo: install  ## train and compare four variants on embedded text, in about five minutes
+	$(BIN)/qvattn demo
+
+test: install lint  ## the whole test suite but the slow tests
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow"
+
+test-all: install lint  ## with the slow tests
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
+lint: install  ## ruff and mypy
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+clean:  ## remove the environment and everything built
+	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache
