@@ -51,7 +51,7 @@ def choose(
     if impl == "sdpa":
         refusal = sdpa_refuses(tables, dropout)
     elif impl == "flex":
-        refusal = flex_refuses(tables, dropout)
+        refusal = flex_refuses(scores, value, tables, dropout)
     elif impl == "cpu":
         refusal = cpu_refuses(scores, value, tables, dropout)
     if refusal:

@@ -15,17 +15,23 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from ..errors import UserError
 from ..geometry import Geometry
 from ..positions.base import DistanceTables
 from .terms import ScoreTerm, ValueTerm, per_query_head
 
 
-def flex_refuses(tables: DistanceTables | None, dropout: float) -> str | None:
+def flex_refuses(
+    scores: Sequence[ScoreTerm], value: ValueTerm, tables: DistanceTables | None, dropout: float
+) -> str | None:
     """Why FlexAttention cannot serve this request, or None."""
     if tables is not None and tables.value_mul is not None:
         return "values are multiplied by a table over distance"
-    return "it has no dropout on the weights" if dropout else None
+    if dropout:
+        return "it has no dropout on the weights"
+    tensors = [value.stream, *(t for s in scores for t in (s.q, s.stream))]
+    if value.stream.device.type == "cpu" and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return "FlexAttention has no backward pass on the CPU"
+    return None
 
 
 def attend_flex(
@@ -36,16 +42,7 @@ def attend_flex(
     scale: float,
     tables: DistanceTables | None = None,
 ) -> Tensor:
-    """As `attend_reference`, without weights. Several scoring terms are joined along the head width.
-
-    Raises UserError where gradients are wanted on the CPU: PyTorch has no backward pass there.
-    """
-    tensors = [value.stream, *(t for s in scores for t in (s.q, s.stream))]
-    if tensors[0].device.type == "cpu" and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        raise UserError(
-            "impl='flex' cannot serve this: FlexAttention has no backward pass on the CPU; "
-            "use impl='reference' or 'auto', or torch.no_grad()"
-        )
+    """As `attend_reference`, without weights. Several scoring terms are joined along the head width."""
     H = scores[0].q.shape[1]
     q = torch.cat([t.q for t in scores], dim=-1)
     k = torch.cat([per_query_head(t.keys(), H, t.groups) for t in scores], dim=-1)
