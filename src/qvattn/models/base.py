@@ -62,7 +62,9 @@ class QvattnModel(PreTrainedModel, StreamGenerationMixin):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """As transformers does it, but a missing, unexpected or misshapen weight raises UserError naming it."""
         wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        # a misshapen weight is reported with the others below, by name, instead of raising without one
+        kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if info[kind]:
                 names = ", ".join(sorted(str(k) for k in info[kind])[:5])
