@@ -182,7 +182,9 @@ def main() -> None:
         {
             "model": name,
             "tokens_per_second": round(m),
-            "ratio_to_marian": round(statistics.median(a / b for a, b in zip(rates[name], rates["marian"])), 3),
+            "ratio_to_marian": round(
+                statistics.median(a / b for a, b in zip(rates[name], rates["marian"], strict=True)), 3
+            ),
         }
         for name, m in medians.items()
     ]
@@ -190,7 +192,8 @@ def main() -> None:
         json.dump({"settings": vars(args), "torch": torch.__version__, "rows": rows}, sys.stdout, indent=1)
         return
     for row in rows:
-        print(f"{row['model']:24s} {row['tokens_per_second']:>8,} target tokens/s   {row['ratio_to_marian']:.2f} x Marian")
+        speed = f"{row['tokens_per_second']:>8,} target tokens/s"
+        print(f"{row['model']:24s} {speed}   {row['ratio_to_marian']:.2f} x Marian")
 
 
 if __name__ == "__main__":
