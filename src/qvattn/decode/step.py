@@ -1,0 +1,157 @@
+"""One decoding step of a stack of blocks, with as little around the maths as possible.
+
+The maths is the model's own: variants project, position schemes give tables and rotations, kernels attend; what is
+written here once more is the order of a block's parts. Tests hold it equal to `Stack.forward`.
+Must never read or move the past but through the kernel, and is for inference only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..attention import Attention
+from ..geometry import Geometry
+from ..kernels import attend, choose
+from ..kernels.cpu import attend_cpu
+from ..models.block import Block, Memory, Stack
+from ..positions import DistanceTables, Position, Rotation
+from ..streams import StreamCache
+from ..variants import Terms
+from .lean import Linear, join_maps_of_input, lean
+
+
+class StepGeometry(Geometry):
+    """Geometry of a causal step whose position range is known, so that nothing is worked out from tensors.
+
+    last: the largest position of a query.  plain: all rows stand at position `last`, with one new token and nothing
+    but real tokens in the past, so that everything is visible.
+    """
+
+    def __init__(self, q_pos: Tensor, k_pos: Tensor, *, window: int | None, last: int, plain: bool) -> None:
+        super().__init__(q_pos, k_pos, causal=True, window=window)
+        facts: dict[str, Any] = {"delta_range": (0, last)}
+        if plain:
+            facts |= {"offset": last}
+            if window is None or last < window:
+                facts |= {"visible": None, "hidden": None, "seeing": None}
+        self.__dict__.update(facts)
+
+
+class LeanAttention:
+    """Attention of one layer: projections joined where they share their input, facts looked up once."""
+
+    def __init__(self, attention: Attention, *, over_memory: bool = False) -> None:
+        self.variant = lean(attention.variant)
+        self.position: Position = attention.position
+        self.borrows, self.impl = attention.borrows, attention.impl
+        self.scale = attention.variant.scale
+        self.may_absorb = attention.can_absorb and attention.route != "expand"
+        self.must_absorb = attention.can_absorb and attention.route == "absorb"
+        self._tables: DistanceTables | None = None
+        self._reach = -1
+        self._direct: bool | None = None
+        if not over_memory and not self.borrows:
+            join_maps_of_input(self.variant, self._project, attention.spec.d_model)
+
+    def _project(self, x: Tensor) -> None:
+        self.variant.entries(x, None)
+        self.variant.queries(x, None)
+
+    def tables(self, geometry: Geometry) -> DistanceTables | None:
+        """Tables that cover the geometry's distances; for steps they reach twice as far and are kept."""
+        if not self.position.has_tables:
+            return None
+        low, high = geometry.delta_range
+        if low < 0:
+            return self.position.tables(low, high, device=geometry.q_pos.device)
+        if high > self._reach:
+            self._reach = max(128, 2 * high)
+            self._tables = self.position.tables(0, self._reach, device=geometry.q_pos.device)
+        return self._tables
+
+    def attend(
+        self, q: Mapping[str, Tensor], streams: Mapping[str, Tensor], geometry: Geometry, rotation: Rotation | None
+    ) -> Tensor:
+        """Queries over streams -> (B, M, E)."""
+        M, T = geometry.q_pos.shape[1], geometry.k_pos.shape[1]
+        absorb = self.must_absorb or (self.may_absorb and M < T)
+        terms: Terms = (self.variant.absorb if absorb else self.variant.expand)(q, streams, rotation)
+        tables = self.tables(geometry)
+        if M == 1 and self._goes_direct(terms, tables):
+            o = attend_cpu(terms.scores, terms.value, geometry, scale=self.scale, tables=tables)
+            if terms.value.lift is not None:
+                o = torch.einsum("bhmw,hwd->bhmd", o, terms.value.lift)
+        else:
+            o = attend(terms.scores, terms.value, geometry, scale=self.scale, tables=tables, impl=self.impl)
+        return self.variant.output(o)
+
+    def _goes_direct(self, terms: Terms, tables: DistanceTables | None) -> bool:
+        """Whether single queries go to the native kernel; asked once, since every step asks for the same."""
+        if self._direct is None:
+            chosen = choose(self.impl, terms.scores, terms.value, tables=tables).impl
+            self._direct = chosen == "cpu"
+            return False  # through the front door once, which checks the request
+        return self._direct
+
+
+class LeanLayer:
+    """A block ready for steps."""
+
+    def __init__(self, block: Block) -> None:
+        twin = lean(block)
+        self.pre = block.pre
+        self.attention = LeanAttention(block.self_attn)
+        self.cross = LeanAttention(block.cross_attn, over_memory=True) if hasattr(block, "cross_attn") else None
+        self.self_norm, self.ff_norm, self.ff = twin.self_norm, twin.ff_norm, twin.ff.forward
+        self.cross_norm: Callable[[Tensor], Tensor] | None = twin.cross_norm if self.cross else None
+
+
+class LeanStack:
+    """A decoder's stack with its embedding and output table: ids in, logits of the newest token out.
+
+    embedding, output: (V, E).
+    """
+
+    def __init__(self, stack: Stack, embedding: Tensor, output: Tensor) -> None:
+        self.layers = [LeanLayer(block) for block in stack.blocks()]
+        self.window = stack.spec.window
+        self.scale, self.embedding, self.position_embedding = stack.input_scale, embedding, stack.position_embedding
+        self.position: Position = next(stack.blocks()).self_attn.position
+        self.last_norm = lean(stack).last_norm
+        self.output = Linear(output, None)
+
+    def step(self, ids: Tensor, geometry: Geometry, cache: StreamCache, memory: Memory | None = None) -> Tensor:
+        """New ids (B, M), geometry over a cache that has been advanced -> logits (B, V) of the newest token."""
+        x = F.embedding(ids, self.embedding) * self.scale
+        if self.position_embedding is not None:
+            x = x + self.position_embedding.forward(geometry.q_pos).to(x.dtype)
+        q_turn, k_turn = self.position.rotation(geometry.q_pos), self.position.rotation(geometry.k_pos)
+        over = None
+        if memory is not None:
+            sources, rows = memory.positions.shape[0], ids.shape[0]
+            over = memory.geometry(rows // sources * ids.shape[1])
+        for i, layer in enumerate(self.layers):
+            own = layer.attention
+            h = layer.self_norm(x) if layer.pre else x
+            if not own.borrows:
+                cache.write(i, own.variant.entries(h, q_turn))
+            y = own.attend(own.variant.queries(h, q_turn), cache.read(i), geometry, k_turn)
+            x = x + y if layer.pre else layer.self_norm(x + y)
+            if memory is not None and over is not None:
+                x = self._over_memory(x, layer, memory.streams[i], over)
+            y = layer.ff(layer.ff_norm(x) if layer.pre else x)
+            x = x + y if layer.pre else layer.ff_norm(x + y)
+        return self.output(self.last_norm(x[:, -1]))
+
+    @staticmethod
+    def _over_memory(x: Tensor, layer: LeanLayer, streams: Mapping[str, Tensor], over: Geometry) -> Tensor:
+        assert layer.cross is not None and layer.cross_norm is not None
+        h = layer.cross_norm(x) if layer.pre else x
+        beams = h.view(over.k_pos.shape[0], -1, h.shape[-1])
+        y = layer.cross.attend(layer.cross.variant.queries(beams, None), streams, over, None).view(x.shape)
+        return x + y if layer.pre else layer.cross_norm(x + y)
