@@ -1,7 +1,7 @@
 """Within a layer the query projection does not enter what is cached; the layers above it depend on it.
 
-d(entries of layer m) / d(W_Q of layer l) is zero for every m <= l, and not for the next layer that makes entries. So the
-cache of a layer can be built, kept and shared without its queries, though queries do act on the layers above.
+d(entries of layer m) / d(W_Q of layer l) is zero for every m <= l, and not for the next layer that makes entries. So
+the cache of a layer can be built, kept and shared without its queries, though queries do act on the layers above.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check(subject: Subject) -> CheckResult:
     moved_within = sum(moved[i][at] for i in range(depth) for at, m in enumerate(owners) if m <= i)
     moved_across = [moved[i][owners.index(m)] for i in range(depth) if (m := _next_owner(owners, i)) is not None]
     measures: list[Measure] = [
-        exactly("norm of d entries / d W_Q, same layer and below, largest", max((n or 0.0 for n in within)), 0.0),
+        exactly("norm of d entries / d W_Q, same layer and below, largest", max(n or 0.0 for n in within), 0.0),
         exactly("of these, pairs joined by any path", sum(n is not None for n in within), 0),
         exactly("entries moved in the same layer or below by another W_Q", moved_within, 0),
         above("norm of d logits / d W_Q, least", min(n or 0.0 for n in to_logits), 0.0),
@@ -141,7 +141,7 @@ def _steps(
         Step(
             what="d entries / d W_Q, next layer",
             shapes="the same shapes, one layer up",
-            why="W_Q shapes the attention weights, they shape the hidden state, and the next layer's entries come from it",
+            why="W_Q shapes the attention weights, they the hidden state, and the next layer's entries come from it",
         ),
         Step(
             what="double W_Q, compare the entries bit for bit",

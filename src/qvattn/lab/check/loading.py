@@ -1,4 +1,4 @@
-"""From a path to a subject: the model of a run or a saved model, with sentences of the run's own held-out data or files.
+"""From a path to a subject: the model of a run, or a saved one, with sentences of the run's held-out data or of files.
 
 Reads only. Sentences are spread evenly over the data, so no random state decides which are taken.
 """
@@ -103,9 +103,7 @@ def _check_fit(model: QvattnModel, texts: Texts) -> None:
         raise UserError("a language model has no source: give --text")
 
 
-def _pairs(
-    texts: Texts, recipe: Recipe | None, tokenizers: Tokenizers, sentences: int, length: int
-) -> list[Sample]:
+def _pairs(texts: Texts, recipe: Recipe | None, tokenizers: Tokenizers, sentences: int, length: int) -> list[Sample]:
     if texts.source and texts.target:
         sides = [read_lines(texts.source, "--source"), read_lines(texts.target, "--target")]
         if len(sides[0]) != len(sides[1]):
@@ -123,9 +121,7 @@ def _pairs(
     ]
 
 
-def _blocks(
-    texts: Texts, recipe: Recipe | None, tokenizers: Tokenizers, sentences: int, length: int
-) -> list[Sample]:
+def _blocks(texts: Texts, recipe: Recipe | None, tokenizers: Tokenizers, sentences: int, length: int) -> list[Sample]:
     if texts.text:
         documents = read_lines(texts.text, "--text")
     else:

@@ -17,6 +17,9 @@ from .result import CheckResult, Details, Measure, Number, Step, above, at_most,
 from .subject import Reader, Subject
 
 NAME = "not-markov"
+Summary = tuple[str, int, int, float, float]
+"""Rank, numbers kept and cached per layer, change of the logits, KL divergence: a row of the table."""
+ALL = "all"
 SENTENCES = 8
 RESTORED = 1e-3
 """Largest relative change of the logits that a summary of full rank may leave (rounding of the SVD in float32)."""
@@ -49,7 +52,7 @@ def check(subject: Subject) -> CheckResult:
         [*measures, *_summary_measures(subject, ranks)],
         steps=_steps(subject, readers),
         details=Details(
-            title="best linear summary of the cache, by rank (per layer: numbers kept of numbers cached)",
+            title="best linear summary of each layer's cache, by rank",
             columns=("rank", "numbers kept", "numbers cached", "change of logits, median", "KL in nats, median"),
             rows=tuple(ranks),
         ),
@@ -100,7 +103,7 @@ def _cost_of_forgetting(readers: list[Reader]) -> tuple[float, float]:
     return totals[0] / max(tokens, 1), totals[1] / max(tokens, 1)
 
 
-def summaries(subject: Subject, readers: list[Reader]) -> list[tuple[int, int, int, float, float]]:
+def summaries(subject: Subject, readers: list[Reader]) -> list[Summary]:
     """For each rank: numbers kept and cached per layer, and the median effect on the last logits."""
     spec = subject.model.attention_spec
     width, length = spec.cache_elements_per_token, min(reader.length for reader in readers) - 1
@@ -111,7 +114,8 @@ def summaries(subject: Subject, readers: list[Reader]) -> list[tuple[int, int, i
         effects = [_summarised(subject, reader, rank) for reader in readers]
         change, divergence = (float(torch.tensor(x).median()) for x in zip(*effects, strict=True))
         shown = min(rank, length)
-        rows.append((shown, shown * width, length * width, change, divergence))
+        name = str(rank) if rank < length else ALL
+        rows.append((name, shown * width, length * width, change, max(divergence, 0.0)))
     return rows
 
 
@@ -150,15 +154,16 @@ def tokens_by_elements(streams: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([stream[0].transpose(0, 1).flatten(1) for stream in streams.values()], dim=1)
 
 
-def _summary_measures(subject: Subject, ranks: list[tuple[int, int, int, float, float]]) -> list[Measure]:
+def _summary_measures(subject: Subject, ranks: list[Summary]) -> list[Measure]:
     if len(ranks) < 2:
         return []
     rank = state_rank(subject)
     restored = ranks[-1][3]
     measures = [at_most("change of logits by a summary of full rank, median", restored, RESTORED)]
-    found = [row for row in ranks[:-1] if row[0] == rank]
+    found = [row for row in ranks[:-1] if row[0] == str(rank)]
     if found:
-        name = f"change of logits by a summary of width d ({subject.model.attention_spec.d_model} numbers), median"
+        width = subject.model.attention_spec.d_model
+        name = f"change of logits by a summary of {found[0][1]} numbers (model width {width}), median"
         measures.append(above(name, found[0][3], max(10 * restored, RESTORED)))
     longest = max(reader.length for reader in subject.readers)
     path: Number = longest - 1

@@ -42,11 +42,19 @@ def check(subject: Subject) -> CheckResult:
         [
             exactly("bytes per token, measured on the stored tensors", stored[-1] / reader.length, predicted),
             exactly("bytes per token, as the cache reports them", reported[-1] / reader.length, predicted),
-            exactly("bytes per token, as the model counts", model.cache_elements_per_token() * model.dtype.itemsize, predicted),
+            exactly(
+                "bytes per token, as the model counts",
+                model.cache_elements_per_token() * model.dtype.itemsize,
+                predicted,
+            ),
             exactly(f"of {reader.length} lengths, with other bytes than predicted", wrong, 0),
             exactly("of mha, gqa, mqa beside it, with other bytes than predicted", sum(r[4] != r[5] for r in rows), 0),
             information("less than mha of the same width, %", round(100 * (1 - predicted / full), 2)),
-            *([information("cross-attention streams of this source, bytes, once", reader.memory.nbytes)] if reader.memory else []),
+            *(
+                [information("cross-attention streams of this source, bytes, once", reader.memory.nbytes)]
+                if reader.memory
+                else []
+            ),
         ],
         steps=_steps(subject, cache, predicted, layers),
         details=Details(
@@ -68,9 +76,7 @@ def textbook(variant: str, heads: int, shared: int, d_head: int) -> int:
     return 2 * d_head * {"mha": heads, "gqa": shared, "mqa": 1}[variant]
 
 
-def _beside(
-    name: str, own: AttentionSpec, layers: int, dtype: torch.dtype
-) -> tuple[str, str, int, int, int, float]:
+def _beside(name: str, own: AttentionSpec, layers: int, dtype: torch.dtype) -> tuple[str, str, int, int, int, float]:
     """One other variant at the same width, run on real tensors; predicted by the textbook formula."""
     spec = AttentionSpec(variant=name, d_model=own.d_model, n_heads=own.n_heads, d_head=own.d_head)
     attention = Attention(spec).to(dtype)
@@ -106,6 +112,6 @@ def _steps(subject: Subject, cache: StreamCache, predicted: int, layers: int) ->
         Step(
             what=f"after {cache.length} tokens",
             shapes=", ".join(f"{name} {shape(s)}" for name, s in kept.items()),
-            why=f"{cache.length} x {predicted:,} = {cache.length * predicted:,} bytes over all layers; no queries, no scores",
+            why=f"{cache.length} x {predicted:,} = {cache.length * predicted:,} bytes in all; no queries, no scores",
         ),
     )

@@ -19,7 +19,9 @@ def report(one: CheckResult, *, explain: bool) -> RenderableType:
     parts: list[RenderableType] = [Text.assemble(verdict, " ", (one.name, "bold"), ": ", one.claim)]
     if explain:
         for number, step in enumerate(one.steps, start=1):
-            parts.append(Text.assemble(f"  {number}. {step.what}: ", (step.shapes, "cyan"), f"\n     because {step.why}"))
+            parts.append(
+                Text.assemble(f"  {number}. {step.what}: ", (step.shapes, "cyan"), f"\n     because {step.why}")
+            )
     parts.append(_measures(one.measures))
     if one.details is not None and one.details.rows:
         parts.append(_details(one.details))

@@ -75,21 +75,30 @@ def check(subject: Subject) -> CheckResult:
             above("relative residual, least of all", min(row[1] for row in table), ROUNDING),
             at_most("control: residual of a row that is a combination", _finite_max(control), ROUNDING),
             exactly("score entries of the past moved by another token t", moved, 0),
-            at_least("change of the new row over the old keys, least median of a layer", min(r[5] for r in table), CLEARLY),
+            at_least(
+                "change of the new row over the old keys, least median of a layer", min(r[5] for r in table), CLEARLY
+            ),
             at_most("rows against the kernel's own weights, largest difference", off, 1e-5),
             information("rows reconstructed", sum(int(x.numel()) for layer in layers for x in layer.residuals)),
         ],
         steps=_steps(subject),
         details=Details(
             title="relative residual of row t from rows 1..t-1, and change of row t for another token t",
-            columns=("layer", "residual min", "residual median", "residual max", "old keys only, median", "change median"),
+            columns=(
+                "layer",
+                "residual min",
+                "residual median",
+                "residual max",
+                "old keys only, median",
+                "change median",
+            ),
             rows=tuple(table),
         ),
         notes=(
             "The residual is at least |s_tt| / |row t|: no past row has an entry for the newest key.",
-            "Over the old keys alone least squares fits (nearly) exactly, as it fits any row whatever: t-1 unknowns meet "
-            "t-1 equations of a triangular matrix. The coefficients come from the row itself, so nothing is predicted; "
-            "the swap of token t shows that: same past rows, another new row.",
+            "Over the old keys alone least squares fits (nearly) exactly, as it fits any row whatever: t-1 unknowns "
+            "meet t-1 equations of a triangular matrix. The coefficients come from the row itself, so nothing is "
+            "predicted; the swap of token t shows that: same past rows, another new row.",
         ),
     )
 
