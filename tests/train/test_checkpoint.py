@@ -46,7 +46,7 @@ def child(arguments: list[str]) -> subprocess.Popen[bytes]:
 
 def test_sigkill_at_any_moment_leaves_a_usable_run(toy: MakeRecipe, toy_file: Path, tmp_path: Path) -> None:
     """Killed while checkpoints are written all the time, then resumed: the run that was never killed."""
-    overrides = ["train.steps=60", "train.save_every=1", "train.validate_every=50", "train.report_every=1"]
+    overrides = ["train.steps=24", "train.save_every=1", "train.validate_every=20", "train.report_every=1"]
     command = ["-m", "qvattn.cli", "train", str(toy_file), *overrides, "--run-dir", str(tmp_path / "run"), "--resume"]
     for step, delay in ((2, 0.0), (8, 0.013)):
         process = child(command)
@@ -69,7 +69,7 @@ def test_sigkill_at_any_moment_leaves_a_usable_run(toy: MakeRecipe, toy_file: Pa
 
 
 def wait_for_checkpoint(run_dir: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         found = last_checkpoint(run_dir)
         if found is not None and found.step >= step:
@@ -77,7 +77,7 @@ def wait_for_checkpoint(run_dir: Path, step: int, process: subprocess.Popen[byte
         if process.poll() is not None:
             raise AssertionError(process.communicate()[1].decode())
         time.sleep(0.005)
-    raise AssertionError(f"no checkpoint of step {step} within a minute")
+    raise AssertionError(f"no checkpoint of step {step} in time")
 
 
 def test_killed_in_the_middle_of_a_file(tmp_path: Path) -> None:
@@ -103,14 +103,14 @@ write_checkpoint(Path({str(tmp_path)!r}), 2, save_model=save_model, optimizer_st
 
 
 def test_sigterm_saves_and_exits(toy: MakeRecipe, toy_file: Path, tmp_path: Path) -> None:
-    overrides = ["train.steps=200", "train.validate_every=150", "train.report_every=1"]
+    overrides = ["train.steps=400", "train.validate_every=400", "train.report_every=1"]
     process = child(["-m", "qvattn.cli", "train", str(toy_file), *overrides, "--run-dir", str(tmp_path / "run")])
     history = tmp_path / "run/history.csv"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and not (history.exists() and history.read_text().count("\n") > 3):
         time.sleep(0.01)
     process.terminate()
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=240)
     assert process.returncode == 130, stderr.decode()
     assert b"SIGTERM" in stderr
     results = json.loads((tmp_path / "run/results.json").read_text())
@@ -118,7 +118,8 @@ def test_sigterm_saves_and_exits(toy: MakeRecipe, toy_file: Path, tmp_path: Path
     checkpoint = last_checkpoint(tmp_path / "run")
     assert checkpoint is not None
     assert checkpoint.step == results["steps"] > 0
-    assert run_training(toy(*overrides), tmp_path / "run", resume=True)["status"] == "complete"
+    again = run_training(toy(*overrides), tmp_path / "run", resume=True, stop_at=checkpoint.step + 2)
+    assert again["steps"] == checkpoint.step + 2
 
 
 @pytest.fixture
@@ -156,6 +157,12 @@ def test_full_disk_while_training(toy: MakeRecipe, tmp_path: Path, small_disk: A
     assert "step 4" in results["reason"]
     small_disk(resource.RLIM_INFINITY)
     assert run_training(recipe, tmp_path / "run", resume=True)["steps"] == 6
+
+
+def test_all_files_of_a_checkpoint_can_be_read_alike(toy: MakeRecipe, tmp_path: Path) -> None:
+    run_training(toy("train.steps=1"), tmp_path / "run")
+    modes = {path.stat().st_mode for path in (tmp_path / "run/checkpoints/last/").iterdir()}
+    assert modes == {(tmp_path / "run/recipe.yaml").stat().st_mode}
 
 
 def test_prune_keeps_the_newest_and_the_best(tmp_path: Path) -> None:

@@ -253,3 +253,15 @@ def test_learning_that_diverges_is_reported(toy: MakeRecipe, tmp_path: Path) -> 
     recipe = toy("train.learning_rate=1e30", "train.clip=null", "train.warmup_steps=0", "train.steps=30")
     with pytest.raises(TrainingError, match=r"^step \d+: the (loss|gradient norm) is"):
         run_training(recipe, tmp_path / "run")
+
+
+def test_first_bad_step_is_named_when_steps_are_checked_in_bulk(toy: MakeRecipe, tmp_path: Path) -> None:
+    """On a GPU losses are looked at once a report, not to wait for every step; nothing is saved in between."""
+    trainer = trainer_for(toy("train.report_every=8", "train.validate_every=8", "train.save_every=4"), tmp_path)
+    trainer.check_every = 8
+    norms = iter([1.0, math.nan, 1.0, 1.0])
+    trainer.accelerator.clip_grad_norm_ = lambda *_: torch.tensor(next(norms))
+    with pytest.raises(TrainingError, match=r"^step 2: the gradient norm is nan"):
+        trainer.train()
+    assert not list_checkpoints(tmp_path)
+    assert trainer.progress.step == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,7 +51,9 @@ def train(
 
     directory = run_dir or Path("runs") / slugify(chosen.name)
     results = run_training(chosen, directory, resume=resume, overwrite=overwrite, seed=seed)
-    if as_json:
+    if os.environ.get("RANK", "0") != "0":
+        pass  # one of several processes speaks for all
+    elif as_json:
         print_json(results)
     else:
         say(_summary(results, directory))

@@ -111,7 +111,9 @@ def write_checkpoint(
         save_model(draft)
         torch.save(optimizer_state, draft / OPTIMIZER)
         (draft / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+        mode = (draft / STATE).stat().st_mode  # safetensors keeps its files from everybody else
         for file in draft.iterdir():
+            file.chmod(mode)
             _flush(file)
         _flush(draft)
         if final.exists():  # left by a longer run that was resumed from an earlier step
