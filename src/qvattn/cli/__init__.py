@@ -38,6 +38,8 @@ COMMANDS: dict[str, CommandEntry] = {
     "train": CommandEntry("qvattn.cli.train:train", "Train one model from a recipe."),
     "compare": CommandEntry("qvattn.cli.compare:compare", "Train a grid of variants and seeds, and compare."),
     "report": CommandEntry("qvattn.cli.report:report", "Make one HTML page from any set of runs."),
+    "translate": CommandEntry("qvattn.cli.translate:translate", "Translate a text file with a trained run."),
+    "generate": CommandEntry("qvattn.cli.generate:generate", "Continue a prompt with a trained language model."),
     "check": CommandEntry("qvattn.cli.check:check", "Check why cached decoding is right, on a trained model."),
     "explain": CommandEntry("qvattn.cli.explain:explain", "Walk one decoding step with every shape."),
     "variants": CommandEntry("qvattn.cli.variants:variants", "What every variant caches and computes at a width."),
