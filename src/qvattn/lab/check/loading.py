@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from ...data import ParallelDataset, TextDataset, Tokenizers, load_corpus, load_text
 from ...data.corpus import evenly
@@ -91,6 +92,7 @@ def load(folder: Path) -> QvattnModel:
         raise UserError(f"{folder} holds neither a run nor a saved model: config.json: {error}") from None
     if kind not in CLASSES:
         raise UserError(f"{folder}: model_type={kind!r}: allowed are {', '.join(CLASSES)}")
+    transformers_logging.disable_progress_bar()
     model: QvattnModel = CLASSES[kind].from_pretrained(folder, dtype=torch.float32)
     return model
 

@@ -137,10 +137,12 @@ def _summarised(subject: Subject, reader: Reader, rank: int) -> tuple[float, flo
 
 
 def summarise(subject: Subject, cache: StreamCache, rank: int) -> None:
-    """Replace each layer's entries by their best approximation of that rank over tokens."""
+    """Replace each layer's entries by their best approximation of that rank over tokens; NaN stays NaN."""
     for layer in subject.owners:
         streams = cache.read(layer)
         table = tokens_by_elements(streams)
+        if not table.isfinite().all():
+            continue
         u, s, v = torch.linalg.svd(table, full_matrices=False)
         best = (u[:, :rank] * s[:rank]) @ v[:rank]
         for stream, part in zip(

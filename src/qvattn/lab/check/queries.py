@@ -65,7 +65,7 @@ def check(subject: Subject) -> CheckResult:
         information("bytes of the streams that were kept", tally.stream_bytes),
     ]
     if controls:
-        measures.append(exactly(f"control: of {controls} past stream entries, read by nothing", unharmed, 0))
+        measures.append(exactly(f"control: of {controls} poisoned stream entries, noticed by no logit", unharmed, 0))
     return result(
         NAME,
         "The step for token t uses q_t only: past queries and past scores are never read again.",

@@ -52,6 +52,10 @@ class Subject:
             raise UserError(f"sentences of {short or 'no'} tokens: at least one, of {SHORTEST} or more, is needed")
         self.model.eval()
         self.readers.extend(Reader(self.model, sample) for sample in self.samples)
+        with torch.no_grad():
+            wrong = [i for i, reader in enumerate(self.readers, start=1) if not reader.full().isfinite().all()]
+        if wrong:
+            raise UserError(f"the model gives logits that are not finite, in sentence {wrong[0]}: nothing to check")
 
     def longest(self, count: int) -> list[Reader]:
         """The readers of the `count` longest sentences."""
