@@ -59,7 +59,7 @@ def choose(
     return Choice(impl, "asked for")
 
 
-def _validate(scores: Sequence[ScoreTerm], value: ValueTerm, geometry: Geometry) -> None:
+def _validate(scores: Sequence[ScoreTerm], value: ValueTerm, geometry: Geometry, tables: DistanceTables | None) -> None:
     if not scores:
         raise UserError("scores=(): attention needs at least one scoring term")
     B, H, M, _ = scores[0].q.shape
@@ -86,6 +86,22 @@ def _validate(scores: Sequence[ScoreTerm], value: ValueTerm, geometry: Geometry)
         raise UserError(
             f"geometry is for M={geometry.q_pos.shape[1]}, T={geometry.k_pos.shape[1]}, the tensors have M={M}, T={T}"
         )
+    for name in ("mul", "add", "value_mul") if tables is not None else ():
+        table = getattr(tables, name)
+        if table is not None:
+            _validate_table(name, table, tables, geometry, H)
+
+
+def _validate_table(name: str, table: Tensor, tables: DistanceTables, geometry: Geometry, n_heads: int) -> None:
+    low, high = geometry.delta_range
+    last = tables.delta_min + table.shape[-1] - 1
+    if table.dim() != 2 or table.shape[0] != n_heads:
+        raise UserError(f"tables.{name} has shape {tuple(table.shape)}, expected [H={n_heads}, N]")
+    if tables.delta_min > low or last < high:
+        raise UserError(
+            f"tables.{name} covers distances {tables.delta_min} to {last}; this geometry needs {low} to {high} "
+            "(geometry.delta_range)"
+        )
 
 
 def attend(
@@ -106,7 +122,7 @@ def attend(
 
     Raises UserError naming the argument, its shape and what is allowed.
     """
-    _validate(scores, value, geometry)
+    _validate(scores, value, geometry, tables)
     choice = choose(impl, scores, value, tables=tables, dropout=dropout)
     if choice.impl == "cpu":
         out = attend_cpu(scores, value, geometry, scale=scale, tables=tables)
@@ -132,7 +148,7 @@ def attend_with_weights(
 
     The weights are those before dropout and before `value_mul`: each row of a seeing query sums to 1.
     """
-    _validate(scores, value, geometry)
+    _validate(scores, value, geometry, tables)
     out, a = attend_reference(scores, value, geometry, scale=scale, tables=tables, dropout=dropout)
     return _lifted(out, value), a
 
