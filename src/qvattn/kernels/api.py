@@ -86,22 +86,23 @@ def _validate(scores: Sequence[ScoreTerm], value: ValueTerm, geometry: Geometry,
         raise UserError(
             f"geometry is for M={geometry.q_pos.shape[1]}, T={geometry.k_pos.shape[1]}, the tensors have M={M}, T={T}"
         )
-    for name in ("mul", "add", "value_mul") if tables is not None else ():
-        table = getattr(tables, name)
-        if table is not None:
-            _validate_table(name, table, tables, geometry, H)
+    if tables is not None:
+        _validate_tables(tables, geometry, H)
 
 
-def _validate_table(name: str, table: Tensor, tables: DistanceTables, geometry: Geometry, n_heads: int) -> None:
+def _validate_tables(tables: DistanceTables, geometry: Geometry, n_heads: int) -> None:
     low, high = geometry.delta_range
-    last = tables.delta_min + table.shape[-1] - 1
-    if table.dim() != 2 or table.shape[0] != n_heads:
-        raise UserError(f"tables.{name} has shape {tuple(table.shape)}, expected [H={n_heads}, N]")
-    if tables.delta_min > low or last < high:
-        raise UserError(
-            f"tables.{name} covers distances {tables.delta_min} to {last}; this geometry needs {low} to {high} "
-            "(geometry.delta_range)"
-        )
+    for name, table in (("mul", tables.mul), ("add", tables.add), ("value_mul", tables.value_mul)):
+        if table is None:
+            continue
+        if table.dim() != 2 or table.shape[0] != n_heads:
+            raise UserError(f"tables.{name} has shape {tuple(table.shape)}, expected [H={n_heads}, N]")
+        last = tables.delta_min + table.shape[1] - 1
+        if tables.delta_min > low or last < high:
+            raise UserError(
+                f"tables.{name} covers distances {tables.delta_min} to {last}; this geometry needs {low} to {high} "
+                "(geometry.delta_range)"
+            )
 
 
 def attend(
