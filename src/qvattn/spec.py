@@ -207,7 +207,10 @@ class AttentionSpec(_Spec):
                     f"{self.n_heads} (n_heads) in total"
                 )
             if self.v_heads is not None and self.v_heads != len(self.groups):
-                raise ValueError(f"v_heads={self.v_heads}: groups={list(self.groups)} name {len(self.groups)} heads")
+                raise ValueError(
+                    f"v_heads={self.v_heads}: groups={list(self.groups)} name {len(self.groups)} heads; "
+                    "leave v_heads unset or name as many groups"
+                )
         for name, heads in (("k_heads", self.k_heads), ("v_heads", self.v_heads)):
             if heads is not None and self.groups_of(heads) is None and self.n_heads % heads:
                 raise ValueError(

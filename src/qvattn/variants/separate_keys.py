@@ -68,7 +68,7 @@ class GQA(MHA):
 
     @classmethod
     def defaults(cls, spec: AttentionSpec) -> dict[str, Any]:
-        shared = spec.v_heads or spec.k_heads or default_shared_heads(spec)
+        shared = (not spec.groups and (spec.v_heads or spec.k_heads)) or default_shared_heads(spec)
         return {"k_heads": shared, "v_heads": shared, "groups": None} | super().defaults(spec)
 
 
