@@ -99,6 +99,8 @@ def check(subject: Subject) -> CheckResult:
             "Over the old keys alone least squares fits (nearly) exactly, as it fits any row whatever: t-1 unknowns "
             "meet t-1 equations of a triangular matrix. The coefficients come from the row itself, so nothing is "
             "predicted; the swap of token t shows that: same past rows, another new row.",
+            "Once there are more past tokens than a head is wide, q_t is a combination of past queries; but its "
+            "coefficients come from q_t, and the past rows, which end at their own token, lack the keys it needs.",
         ),
     )
 
