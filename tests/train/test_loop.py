@@ -249,6 +249,21 @@ def test_loss_that_is_not_finite_stops_the_run(toy: MakeRecipe, tmp_path: Path, 
     assert run_training(recipe, tmp_path / "run", resume=True)["status"] == "complete"
 
 
+def test_validation_loss_that_is_not_finite_stops_the_run(
+    toy: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Trainer.evaluate
+
+    def scripted(self: Trainer, batches: Sequence[Batch]) -> Any:
+        scores = real(self, batches)
+        return scores if self.progress.step < 4 else type(scores)(**{**scores.as_dict(), "loss": math.nan})
+
+    monkeypatch.setattr(Trainer, "evaluate", scripted)
+    with pytest.raises(TrainingError, match=r"^step 4: the validation loss is nan"):
+        run_training(toy("train.validate_every=2"), tmp_path / "run")
+    assert [found.step for found in list_checkpoints(tmp_path / "run")] == [2]
+
+
 def test_learning_that_diverges_is_reported(toy: MakeRecipe, tmp_path: Path) -> None:
     recipe = toy("train.learning_rate=1e30", "train.clip=null", "train.warmup_steps=0", "train.steps=30")
     with pytest.raises(TrainingError, match=r"^step \d+: the (loss|gradient norm) is"):

@@ -27,6 +27,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ..data import BatchPlan, shard
+from ..errors import UserError
 from .checkpoint import Checkpoint, write_checkpoint
 from .history import History
 from .metrics import Scores, TokenSums, perplexity, scores_from_sums
@@ -163,13 +164,17 @@ class Trainer:
         report = validate or progress.step % spec.report_every == 0
         save = progress.step % spec.save_every == 0 if spec.save_every else validate
         if report or save or len(self.unchecked) >= self.check_every:
-            self._check_finite()
+            begun = time.perf_counter()
+            self._check_finite()  # waits for the device, so this is training time too
+            self._spend(time.perf_counter() - begun)
         scores, is_best = None, False
         if report:
             row = self._close_window()
             reporter.say(self._report_line(row))
         if validate:
             scores = self.evaluate(self.valid)
+            if not math.isfinite(scores.loss):
+                raise TrainingError(f"step {progress.step}: the validation loss is {scores.loss}; {self._advice()}")
             is_best = self._judge(scores)
             reporter.say(_validation_line(progress.step, scores, self.spec.best_metric, is_best))
         if report:
@@ -222,10 +227,12 @@ class Trainer:
         epoch, last_batch, _ = group[-1]
         progress.step, progress.epoch, progress.batch = step, epoch, last_batch + 1
         progress.tokens += tokens
-        elapsed = time.perf_counter() - begun
-        progress.train_seconds += elapsed
-        progress.window["seconds"] += elapsed
         progress.window["steps"] += 1
+        self._spend(time.perf_counter() - begun)
+
+    def _spend(self, seconds: float) -> None:
+        self.progress.train_seconds += seconds
+        self.progress.window["seconds"] += seconds
 
     def _no_sync(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
         """Processes exchange gradients once a step, with the last micro-batch."""
@@ -274,7 +281,7 @@ class Trainer:
     # -- validation, rows, checkpoints ---------------------------------------------------------------------------
 
     def _judge(self, scores: Scores) -> bool:
-        """Note a validation; True when it is the best so far (a tie is not better, NaN never is)."""
+        """Note a validation; True when it is the best so far (a tie is not better)."""
         progress, metric = self.progress, self.spec.best_metric
         value = scores.as_dict()[metric]
         sign = 1 if METRIC_DIRECTIONS[metric] == "max" else -1
@@ -367,6 +374,9 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> None:
         state = checkpoint.state()
+        missing = [key for key in (*Progress.__dataclass_fields__, "scaler") if key not in state]
+        if missing:
+            raise UserError(f"checkpoint {checkpoint.path}: state.json lacks {', '.join(missing)}")
         optimizer.load_state_dict(checkpoint.optimizer())
         scaler = self.accelerator.scaler
         if scaler is not None and state["scaler"] is not None:
