@@ -211,7 +211,9 @@ class AttentionSpec(_Spec):
                     f"v_heads={self.v_heads}: groups={list(self.groups)} name {len(self.groups)} heads; "
                     "leave v_heads unset or name as many groups"
                 )
-        for name, heads in (("k_heads", self.k_heads), ("v_heads", self.v_heads)):
+        # what was given is named before what followed from it
+        for name in sorted(("k_heads", "v_heads"), key=lambda name: name not in self.model_fields_set):
+            heads = getattr(self, name)
             if heads is not None and self.groups_of(heads) is None and self.n_heads % heads:
                 raise ValueError(
                     f"{name}={heads} does not divide n_heads={self.n_heads}; use a divisor, or name the group sizes "
