@@ -15,8 +15,9 @@ from torch.autograd.function import once_differentiable
 IGNORED = -100
 """Label of a token that is not a target (the convention of torch and Hugging Face)."""
 
-CHUNK_ELEMENTS = 1 << 20
-"""Logits worked on at a time: 4 MiB in float32, which stays in the cache of a core."""
+CHUNK_TOKENS = 512
+"""Tokens worked on at a time: few enough that their logits stay in cache with a small vocabulary, enough that adding up
+the gradient of the output matrix does not dominate with a large one."""
 
 HALF_SCALE = 1024.0
 """float16 gradients of logits are scaled by this on the way through the product, to keep small ones from vanishing."""
@@ -46,7 +47,7 @@ class _ProjectedLoss(torch.autograd.Function):
         nll, spread = hidden.new_zeros((), dtype=wide), hidden.new_zeros((), dtype=wide)
         correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
         weight = output.to(hidden.dtype)
-        for rows, target, at in _chunks(hidden, labels, max(1, CHUNK_ELEMENTS // V)):
+        for rows, target, at in _chunks(hidden, labels, CHUNK_TOKENS):
             logits = (rows @ weight.mT).to(wide)
             top, best = logits.max(dim=-1, keepdim=True)
             chosen = logits.gather(1, target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -130,6 +130,11 @@ class Position(nn.Module):
     def compute(self, delta: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """mul, add, value_mul at integer distances `delta` (N,), each (H, N) or None."""
         return None, None, None
+
+    def train(self, mode: bool = True) -> Self:
+        """As any module; what was remembered of the parameters is forgotten, since training changes them."""
+        self._memo = None
+        return super().train(mode)
 
     @property
     def has_tables(self) -> bool:
