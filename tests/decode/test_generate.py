@@ -267,5 +267,15 @@ def test_bad_requests_are_named(call: Any, words: str) -> None:
         call(translation(), sources()[0])
 
 
+def test_rows_may_have_limits_of_their_own() -> None:
+    model, (ids, mask) = translation(), sources((8, 2, 5))
+    whole = greedy(model, ids, mask, max_new_tokens=9)
+    cut = greedy(model, ids, mask, max_new_tokens=9, limits=torch.tensor([9, 1, 4]))
+    for row, n in enumerate((9, 1, 4)):
+        assert torch.equal(cut[row, : 1 + n], whole[row, : 1 + n]) and not cut[row, 1 + n :].any()
+    with pytest.raises(UserError, match="limits of shape"):
+        greedy(model, ids, mask, limits=torch.tensor([1, 0, 2]))
+
+
 def test_ends_are_several_tokens() -> None:
     assert ends(translation()).generation_config.eos_token_id == ENDS

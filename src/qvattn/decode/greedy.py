@@ -28,16 +28,24 @@ def greedy(
     attention_mask: Tensor | None = None,
     *,
     max_new_tokens: int = 256,
+    limits: Tensor | None = None,
     eos_token_id: int | Sequence[int] | None = None,
 ) -> Tensor:
     """The most likely token, step by step, until end-of-sentence.
 
     input_ids, attention_mask: sources (B, S), or for a language model prompts padded on the left.
+    limits: (B,) the most new tokens of each row, beside max_new_tokens.  eos_token_id: default, the model's.
     Returns (B, 1 + n) ids from the start token on, or (B, S + n) for a language model, padded after the end: what
     `generate(do_sample=False)` returns.
     """
     session = as_lean(model).open(input_ids, attention_mask)
-    return run_session(session, input_ids, lambda logits: logits.argmax(dim=-1), max_new_tokens, eos_token_id)
+    return run_session(
+        session, input_ids, _most_likely, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, limits=limits
+    )
+
+
+def _most_likely(logits: Tensor) -> Tensor:
+    return logits.argmax(dim=-1)
 
 
 def decode_rows(
@@ -46,11 +54,14 @@ def decode_rows(
     *,
     max_new_tokens: int,
     eos: Sequence[int],
+    limits: Tensor | None = None,
     on_tokens: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """New tokens (rows, n) int64, padded after the end. on_tokens: sees the tokens (rows,) of every step."""
     if max_new_tokens < 1:
         raise UserError(f"max_new_tokens={max_new_tokens}: allowed is 1 or more")
+    if limits is not None and (limits.shape != (session.rows,) or int(limits.min()) < 1):
+        raise UserError(f"limits of shape {tuple(limits.shape)}: allowed is a positive number for each of the rows")
     logits = session.begin()
     rows, device = session.rows, logits.device
     out = torch.full((rows, max_new_tokens), session.lean.pad, device=device)
@@ -66,7 +77,9 @@ def decode_rows(
             on_tokens(out[:, step])
         for token in eos:
             ended = ended | (tokens == token)
-        count = int(ended.sum()) if eos else 0  # waits for the device: once a step
+        if limits is not None:
+            ended = ended | (limits[where] <= step + 1)
+        count = int(ended.sum()) if eos or limits is not None else 0  # waits for the device: once a step
         if count == ended.shape[0] or step + 1 == max_new_tokens:
             return out[:, : step + 1]
         if count * WORTH_DROPPING >= ended.shape[0]:
@@ -90,8 +103,10 @@ def run_session(
     session: Session,
     input_ids: Tensor,
     choose: Choose,
+    *,
     max_new_tokens: int,
-    eos_token_id: int | Sequence[int] | None,
+    eos_token_id: int | Sequence[int] | None = None,
+    limits: Tensor | None = None,
     on_tokens: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Prompt (or start token) and new tokens of a session, (rows, L)."""
@@ -101,6 +116,7 @@ def run_session(
         choose,
         max_new_tokens=max_new_tokens,
         eos=stop_ids(lean_model, eos_token_id),
+        limits=limits,
         on_tokens=on_tokens,
     )
     head = lean_model.head(input_ids, new)

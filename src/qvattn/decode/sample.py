@@ -39,7 +39,9 @@ def sample(
         raise UserError(f"copies={copies}: allowed is 1 or more")
     choose = chooser(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     session = as_lean(model).open(input_ids, attention_mask, copies=copies)
-    return run_session(session, input_ids, choose, max_new_tokens, eos_token_id, on_tokens)
+    return run_session(
+        session, input_ids, choose, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, on_tokens=on_tokens
+    )
 
 
 def chooser(*, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: int = 0) -> Choose:
