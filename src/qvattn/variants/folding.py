@@ -1,6 +1,6 @@
-"""Products of parameters that inference may keep: made once, made again when a parameter has changed.
+"""Factors per head: applied to tokens without copying them, and products of them that inference may keep.
 
-Never used where gradients are recorded: there a product is part of the graph and is made anew.
+(`tokens @ factors` with a batch would first copy the factors once per row of the batch.)
 """
 
 from __future__ import annotations
@@ -12,8 +12,22 @@ import torch
 from torch import Tensor
 
 
+def per_head(x: Tensor, factor: Tensor) -> Tensor:
+    """x (B, H, T, D) times each head's factor (H, D, W) -> (B, H, T, W)."""
+    return torch.einsum("bhtd,hdw->bhtw", x, factor)
+
+
+def for_all_heads(x: Tensor, factor: Tensor) -> Tensor:
+    """One stream for all heads, x (B, 1, T, R), times each head's factor (H, R, W) -> (B, H, T, W)."""
+    rows = x[:, 0] @ factor.transpose(0, 1).flatten(1)
+    return rows.unflatten(-1, (factor.shape[0], -1)).transpose(1, 2)
+
+
 class Folded:
-    """One remembered product."""
+    """One remembered product of parameters: made once, made again when a parameter has changed.
+
+    Not where gradients are recorded: there a product is part of the graph and is made anew.
+    """
 
     def __init__(self) -> None:
         self._key: Any = None

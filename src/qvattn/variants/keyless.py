@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..positions import Rotation, rotate
-from .folding import Folded
+from .folding import Folded, per_head
 from .value_only import QV
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Keyless(QV):
 
     def queries(self, x: Tensor, rotation: Rotation | None) -> dict[str, Tensor]:
         if torch.is_grad_enabled():
-            q = self.heads(self.q_proj(x), self.n_heads) @ self.query_to_value
+            q = per_head(self.heads(self.q_proj(x), self.n_heads), self.query_to_value)
         else:
             q = self.heads(F.linear(x, self._fold()), self.n_heads)
             if self.q_proj.bias is not None:

@@ -19,6 +19,7 @@ from ..kernels.terms import ScoreTerm, ValueTerm
 from ..positions import POSITIONS, Rotation, rotate
 from ..streams import Stream
 from .base import Streams, Terms, Variant
+from .folding import for_all_heads, per_head
 
 if TYPE_CHECKING:
     from ..spec import AttentionSpec
@@ -140,12 +141,12 @@ class MLA(Latent):
         return [ScoreTerm(q=q["q_rope"], stream=s["k_rope"])] if self.spec.rope_dim else []
 
     def expand(self, q: Mapping[str, Tensor], s: Streams, rotation: Rotation | None) -> Terms:
-        k = s["latent"] @ self.latent_to_key
+        k = for_all_heads(s["latent"], self.latent_to_key)
         score = ScoreTerm(q=q["q"], stream=k if self.spec.rope_dim else rotate(k, rotation))
-        return Terms([score, *self._rotary(q, s)], ValueTerm(stream=s["latent"] @ self.latent_to_value))
+        return Terms([score, *self._rotary(q, s)], ValueTerm(stream=for_all_heads(s["latent"], self.latent_to_value)))
 
     def absorb(self, q: Mapping[str, Tensor], s: Streams, rotation: Rotation | None) -> Terms:
-        score = ScoreTerm(q=q["q"] @ self.latent_to_key.mT, stream=s["latent"])
+        score = ScoreTerm(q=per_head(q["q"], self.latent_to_key.mT), stream=s["latent"])
         return Terms([score, *self._rotary(q, s)], ValueTerm(stream=s["latent"], lift=self.latent_to_value))
 
 
@@ -179,11 +180,11 @@ class QVMLA(Latent):
         return {"latent": self.kv_norm(self.kv_down(x))[:, None]}
 
     def expand(self, q: Mapping[str, Tensor], s: Streams, rotation: Rotation | None) -> Terms:
-        v = s["latent"] @ self.latent_to_value
+        v = for_all_heads(s["latent"], self.latent_to_value)
         return Terms([ScoreTerm(q=q["q"], stream=v, rotation=rotation)], ValueTerm(stream=v))
 
     def absorb(self, q: Mapping[str, Tensor], s: Streams, rotation: Rotation | None) -> Terms:
-        score = ScoreTerm(q=q["q"] @ self.latent_to_value.mT, stream=s["latent"])
+        score = ScoreTerm(q=per_head(q["q"], self.latent_to_value.mT), stream=s["latent"])
         return Terms([score], ValueTerm(stream=s["latent"], lift=self.latent_to_value))
 
 
@@ -232,9 +233,11 @@ class MLAWideK(Latent):
         }
 
     def expand(self, q: Mapping[str, Tensor], s: Streams, rotation: Rotation | None) -> Terms:
-        k = rotate(s["latent_k"] @ self.latent_to_key, rotation)
-        return Terms([ScoreTerm(q=q["q"], stream=k)], ValueTerm(stream=s["latent_v"] @ self.latent_to_value))
+        k = rotate(for_all_heads(s["latent_k"], self.latent_to_key), rotation)
+        return Terms(
+            [ScoreTerm(q=q["q"], stream=k)], ValueTerm(stream=for_all_heads(s["latent_v"], self.latent_to_value))
+        )
 
     def absorb(self, q: Mapping[str, Tensor], s: Streams, rotation: Rotation | None) -> Terms:
-        score = ScoreTerm(q=q["q"] @ self.latent_to_key.mT, stream=s["latent_k"])
+        score = ScoreTerm(q=per_head(q["q"], self.latent_to_key.mT), stream=s["latent_k"])
         return Terms([score], ValueTerm(stream=s["latent_v"], lift=self.latent_to_value))

@@ -18,6 +18,7 @@ from ..kernels.terms import ScoreTerm, ValueTerm, per_query_head
 from ..positions.base import Rotation, rotate
 from ..streams import Stream
 from .base import Streams, Terms, Variant, default_shared_heads
+from .folding import per_head
 
 if TYPE_CHECKING:
     from ..spec import AttentionSpec
@@ -105,7 +106,8 @@ class QVKa(Variant):
     def absorb(self, q: Mapping[str, Tensor], s: Streams, rotation: Rotation | None) -> Terms:
         groups = self.spec.groups_of(self.k_heads)
         to_value, to_context = (
-            q["q"] @ per_query_head(w[None], self.n_heads, groups).mT for w in (self.value_to_key, self.context_to_key)
+            per_head(q["q"], per_query_head(w[None], self.n_heads, groups)[0].mT)
+            for w in (self.value_to_key, self.context_to_key)
         )
         value = self._value(s)
         return Terms(
