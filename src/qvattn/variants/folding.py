@@ -11,10 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels.terms import per_query_head
 
-def per_head(x: Tensor, factor: Tensor) -> Tensor:
-    """x (B, H, T, D) times each head's factor (H, D, W) -> (B, H, T, W)."""
-    return torch.einsum("bhtd,hdw->bhtw", x, factor)
+
+def per_head(x: Tensor, factor: Tensor, groups: tuple[int, ...] | None = None) -> Tensor:
+    """x (B, H, T, D) times the factor (G, D, W) of the shared head that each query head reads -> (B, H, T, W)."""
+    if groups is not None:
+        factor = per_query_head(factor[None], x.shape[1], groups)[0]
+    if factor.shape[0] == x.shape[1]:
+        return torch.einsum("bhtd,hdw->bhtw", x, factor)
+    grouped = x.unflatten(1, (factor.shape[0], -1))
+    return torch.einsum("bgntd,gdw->bgntw", grouped, factor).flatten(1, 2)
 
 
 def for_all_heads(x: Tensor, factor: Tensor) -> Tensor:

@@ -105,10 +105,7 @@ class QVKa(Variant):
 
     def absorb(self, q: Mapping[str, Tensor], s: Streams, rotation: Rotation | None) -> Terms:
         groups = self.spec.groups_of(self.k_heads)
-        to_value, to_context = (
-            per_head(q["q"], per_query_head(w[None], self.n_heads, groups)[0].mT)
-            for w in (self.value_to_key, self.context_to_key)
-        )
+        to_value, to_context = (per_head(q["q"], w.mT, groups) for w in (self.value_to_key, self.context_to_key))
         value = self._value(s)
         return Terms(
             [
