@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..models import QvattnModel
+from .choice import largest_sums
 from .session import LeanModel, Session, as_lean, stop_ids
 
 EarlyStopping = bool | Literal["never"]
@@ -133,12 +134,9 @@ class _Search:
 
     def _advance(self, logits: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Choose continuations: tokens (B, K) of the beams that go on, and the beams (B, K) they continue."""
-        B, K, C = self.running.shape[0], self.beam, self.candidates
+        K = self.beam
         log_p = self.session.suppress(torch.log_softmax(logits.float(), dim=-1))
-        per_beam, ids = log_p.topk(min(C, log_p.shape[1]))
-        scores = per_beam.view(B, K, -1) + self.running_scores[:, :, None]
-        best, index = scores.flatten(1).topk(min(C, scores.shape[1] * scores.shape[2]))
-        parents, tokens = index // per_beam.shape[1], ids.view(B, -1).gather(1, index)
+        best, parents, tokens = largest_sums(log_p, self.running_scores, self.candidates)
         ends = torch.zeros_like(tokens, dtype=torch.bool)
         for token in self.eos:
             ends |= tokens == token

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..models import QvattnModel
+from .choice import largest
 from .session import LeanModel, Session, as_lean, stop_ids
 
 Choose = Callable[[Tensor], Tensor]
@@ -40,12 +41,8 @@ def greedy(
     """
     session = as_lean(model).open(input_ids, attention_mask)
     return run_session(
-        session, input_ids, _most_likely, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, limits=limits
+        session, input_ids, largest, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, limits=limits
     )
-
-
-def _most_likely(logits: Tensor) -> Tensor:
-    return logits.argmax(dim=-1)
 
 
 def decode_rows(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..models import QvattnModel
+from .choice import largest
 from .greedy import Choose, run_session
 from .session import LeanModel, as_lean
 
@@ -53,7 +54,7 @@ def chooser(*, temperature: float = 1.0, top_k: int | None = None, top_p: float 
     if top_p is not None and not 0 < top_p <= 1:
         raise UserError(f"top_p={top_p}: allowed is 0 < top_p <= 1")
     if temperature == 0:
-        return lambda logits: logits.argmax(dim=-1)
+        return largest
     generators: dict[torch.device, torch.Generator] = {}
 
     def draw(logits: Tensor) -> Tensor:
