@@ -4,7 +4,8 @@
     python benchmarks/generate_speed.py context      one token a step after a context of 2048, batch 8, 8 layers
     add --short for seconds instead of minutes, --json for JSON on stdout
 
-translate: `qvattn.decode.greedy` against `MarianMTModel.generate`. Marian gets our model's weights (post-norm, ReLU,
+translate: `qvattn.decode.greedy_many` (32 rows; a row that ends takes the next sentence) and `greedy` (a batch after
+the other) against `MarianMTModel.generate`. Marian gets our model's weights (post-norm, ReLU,
 biases, our sinusoids), so both make the very same tokens; this is checked. Weights are random unless --run names a
 run of that architecture. With random weights nothing ends by itself, so every sentence ends at the length of its
 reference (tokens of the German side): ours by `limits`, Marian's by a stopping criterion. `--lengths fixed` makes all
@@ -39,12 +40,20 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MarianConfig, MarianMTModel
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
-from qvattn.decode import LeanModel, greedy
+from qvattn.decode import LeanModel, greedy, greedy_many
 from qvattn.models import CausalLM, CausalLMConfig, TranslationConfig, TranslationModel, initialise
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Source ids and mask (B, S), and the number of tokens (B,) to make."""
+Engine = Callable[[list[Batch]], list[list[int]]]
+"""Translates the rows of some batches."""
 PAD, BOS, EOS = 0, 1, 2
+
+
+def each(run: Callable[[Batch], list[list[int]]]) -> Engine:
+    """The engine that takes one batch after the other."""
+    return lambda group: [row for batch in group for row in run(batch)]
+
 
 # ---- translation ---------------------------------------------------------------------------------------------------
 
@@ -184,7 +193,7 @@ def translate(args: argparse.Namespace) -> dict[str, Any]:
     batches = translation_batches(args, args.batch)
     trained = bool(args.run)
     most = 128
-    engines: dict[str, Callable[[Batch], list[list[int]]]] = {}
+    engines: dict[str, Engine] = {}
     lean_model = LeanModel(model)
 
     def ours(batch: Batch) -> list[list[int]]:
@@ -193,7 +202,16 @@ def translate(args: argparse.Namespace) -> dict[str, Any]:
             return _rows(greedy(lean_model, ids, mask, max_new_tokens=most))
         return _rows(greedy(lean_model, ids, mask, max_new_tokens=int(limits.max()), limits=limits, eos_token_id=[]))
 
-    engines["ours"] = ours
+    def ours_many(group: list[Batch]) -> list[list[int]]:
+        sources = [row[: int(n)] for ids, mask, _ in group for row, n in zip(ids.tolist(), mask.sum(1), strict=True)]
+        if trained:
+            made = greedy_many(lean_model, sources, rows=args.batch, max_new_tokens=most)
+            return [[t for t in row if t != EOS] for row in made]
+        limits = [n for _, _, bounds in group for n in bounds.tolist()]
+        return greedy_many(lean_model, sources, rows=args.batch, limits=limits, eos_token_id=[])
+
+    engines["ours"] = ours_many
+    engines["ours, batch by batch"] = each(ours)
     if args.variant == "mha" and args.position == "sinusoidal":
         marian = marian_with_weights_of(model)
         if not trained:
@@ -216,9 +234,9 @@ def translate(args: argparse.Namespace) -> dict[str, Any]:
             )
             return [row[:n] for row, n in zip(out[:, 1:].tolist(), limits.tolist(), strict=True)]
 
-        engines["marian"] = theirs
+        engines["marian"] = each(theirs)
         if not args.no_hf_ours:
-            engines["ours, generate()"] = _our_generate(model, trained, most)
+            engines["ours, generate()"] = each(_our_generate(model, trained, most))
         if trained or args.lengths == "fixed":
             engines |= _ctranslate2(marian, trained, most, args)
     return _race(engines, batches, args)
@@ -248,9 +266,7 @@ def _rows(out: Tensor) -> list[list[int]]:
     return [[t for t in row if t not in (PAD, EOS)] for row in out[:, 1:].tolist()]
 
 
-def _ctranslate2(
-    marian: MarianMTModel, trained: bool, most: int, args: argparse.Namespace
-) -> dict[str, Callable[[Batch], list[list[int]]]]:
+def _ctranslate2(marian: MarianMTModel, trained: bool, most: int, args: argparse.Namespace) -> dict[str, Engine]:
     """CTranslate2 on the same weights, in float32 and int8, if it is installed."""
     try:
         import ctranslate2
@@ -290,25 +306,25 @@ def _ctranslate2(
 
         return run
 
-    return {f"ctranslate2 {kind}": engine(kind) for kind in ("float32", "int8")}
+    return {f"ctranslate2 {kind}": each(engine(kind)) for kind in ("float32", "int8")}
 
 
-def _race(
-    engines: dict[str, Callable[[Batch], list[list[int]]]], batches: list[Batch], args: argparse.Namespace
-) -> dict[str, Any]:
-    """Every engine in turn on every batch, `rounds` times; time of all batches, median over rounds."""
-    first = {name: run(batches[0]) for name, run in engines.items()}
+def _race(engines: dict[str, Engine], batches: list[Batch], args: argparse.Namespace) -> dict[str, Any]:
+    """Every engine in turn on every group of batches, `rounds` times; time of all, median over rounds."""
+    groups = [batches[i : i + args.group] for i in range(0, len(batches), args.group)]
+    for run in engines.values():
+        run(groups[0][:1])
     rounds: dict[str, list[float]] = {name: [] for name in engines}
     same = dict.fromkeys(engines, 0)
     tokens = sentences = 0
     for _ in range(args.rounds):
         spent = dict.fromkeys(engines, 0.0)
         same, tokens, sentences = dict.fromkeys(engines, 0), 0, 0
-        for batch in batches:
+        for group in groups:
             results = {}
             for name, run in engines.items():
                 start = time.perf_counter()
-                results[name] = run(batch)
+                results[name] = run(group)
                 spent[name] += time.perf_counter() - start
             tokens += sum(map(len, results["ours"]))
             sentences += len(results["ours"])
@@ -316,7 +332,6 @@ def _race(
                 same[name] += sum(a == b for a, b in zip(result, results["ours"], strict=True))
         for name, seconds in spent.items():
             rounds[name].append(seconds)
-    del first
     base = rounds.get("marian")
     rows = [
         {
@@ -556,6 +571,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=8000)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--group", type=int, default=8, help="translate: batches an engine does before the next's turn")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--context", type=int)
     parser.add_argument("--variant", default="mha", help="translate: another variant of ours, without Marian")

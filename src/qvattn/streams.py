@@ -93,7 +93,8 @@ class StreamCache:
         self._spares: dict[Hashable, Tensor] = {}
 
     def _allocate(self, heads: int, width: int) -> Tensor:
-        return torch.zeros(self.batch_size, heads, self._capacity, width, dtype=self.dtype, device=self.device)
+        # not zeroed: nothing beyond the used length is ever read
+        return torch.empty(self.batch_size, heads, self._capacity, width, dtype=self.dtype, device=self.device)
 
     @property
     def positions(self) -> Tensor:
@@ -188,7 +189,7 @@ class StreamCache:
         kind, rows = (buffer.dtype, *buffer.shape[1:]), int(index.numel())
         spare = self._spares.get(kind)
         if spare is None or spare.shape[0] < rows:
-            spare = buffer.new_zeros(rows, *buffer.shape[1:])
+            spare = buffer.new_empty(rows, *buffer.shape[1:])
         self._spares[kind] = buffer
         chosen = spare[:rows]
         torch.index_select(buffer[:, :, : self.length], 0, index, out=chosen[:, :, : self.length])
@@ -201,6 +202,20 @@ class StreamCache:
         self._positions[:, length : self.length] = PADDING
         self.length = length
 
+    def forget(self, rows: Tensor) -> None:
+        """Make the whole past of these rows padding, so that they may begin anew while the others go on."""
+        self._positions[rows, : self.length] = PADDING
+
+    def drop_first(self, count: int) -> None:
+        """Forget the first `count` tokens of every row and move the rest to the front."""
+        if not 0 <= count <= self.length:
+            raise UserError(f"count={count}: allowed 0 to {self.length}, the tokens in the cache")
+        rest = self.length - count
+        for buffer in self._buffers():
+            buffer[:, :, :rest] = buffer[:, :, count : self.length].clone()
+        self._positions[:, :rest] = self._positions[:, count : self.length].clone()
+        self.crop(rest)
+
     def fork(self) -> Self:
         """An independent copy: two continuations of one prefix do not see each other."""
         twin = object.__new__(type(self))
@@ -211,6 +226,6 @@ class StreamCache:
         return twin
 
     def _copied(self, buffer: Tensor) -> Tensor:
-        copy = torch.zeros_like(buffer)
+        copy = torch.empty_like(buffer)
         copy[:, :, : self.length] = buffer[:, :, : self.length]
         return copy

@@ -6,7 +6,8 @@ make a `LeanModel` once and pass it instead of the model.
 
 from .beam import Hypotheses, beam_search
 from .greedy import greedy
+from .many import greedy_many
 from .sample import sample
 from .session import LeanModel
 
-__all__ = ["Hypotheses", "LeanModel", "beam_search", "greedy", "sample"]
+__all__ = ["Hypotheses", "LeanModel", "beam_search", "greedy", "greedy_many", "sample"]

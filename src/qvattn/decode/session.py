@@ -51,6 +51,14 @@ class LeanModel:
     def is_translation(self) -> bool:
         return isinstance(self.model, TranslationModel)
 
+    def encode(self, input_ids: Tensor, mask: Tensor | None) -> Memory:
+        """The memory of sources (B, S): what cross-attention reads, once per source."""
+        model = self.model
+        assert isinstance(model, TranslationModel)
+        positions = model.source_positions(input_ids, None if mask is None else mask.to(input_ids.device))
+        encoded = self.encoder.forward(model.get_input_embeddings()(input_ids), positions)
+        return model.remember(encoded, positions)
+
     def head(self, input_ids: Tensor, new: Tensor) -> Tensor:
         """What stands before new tokens: the start token (B, 1), or the prompts (B, S)."""
         if self.is_translation:
@@ -127,6 +135,19 @@ class Session:
         if self._next is not None:
             self._next = self._next.index_select(0, index)
 
+    def ragged(self) -> None:
+        """From now on rows may stand at different positions."""
+        if self._next is None:
+            start = self.last + 1
+            self._next = torch.full((self.rows, 1), start, dtype=torch.int32, device=self.cache.device)
+        self.plain = False
+
+    def begin_again(self, rows: Tensor) -> None:
+        """Let these rows begin at position 0; their past is padding. (After `ragged`.)"""
+        assert self._next is not None
+        self.cache.forget(rows)
+        self._next = self._next.index_fill(0, rows, 0)
+
     def keep(self, sources: Tensor, rows: Tensor) -> None:
         """Go on with these sources (or prompts) and these of their rows only, in this order."""
         self.reorder(rows)
@@ -139,12 +160,8 @@ class TranslationSession(Session):
 
     def __init__(self, lean_model: LeanModel, input_ids: Tensor, mask: Tensor | None, copies: int) -> None:
         super().__init__(lean_model)
-        model = lean_model.model
-        assert isinstance(model, TranslationModel)
-        positions = model.source_positions(input_ids, None if mask is None else mask.to(input_ids.device))
-        encoded = lean_model.encoder.forward(model.get_input_embeddings()(input_ids), positions)
-        self.memory = model.remember(encoded, positions)
-        self.cache = model.new_cache(input_ids.shape[0] * copies, capacity=FIRST_RESERVATION)
+        self.memory = lean_model.encode(input_ids, mask)
+        self.cache = lean_model.model.new_cache(input_ids.shape[0] * copies, capacity=FIRST_RESERVATION)
 
     def begin(self) -> Tensor:
         return self.step(torch.full((self.rows,), self.lean.start, dtype=torch.long, device=self.cache.device))
@@ -193,3 +210,11 @@ def stop_ids(lean_model: LeanModel, eos: int | Sequence[int] | None) -> list[int
     if eos is None:
         return lean_model.eos
     return [eos] if isinstance(eos, int) else list(eos)
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Ids and mask (B, S) of rows of ids, padded on the right."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
+    lengths = torch.tensor([len(row) for row in rows])
+    return ids, (torch.arange(longest) < lengths[:, None]).long()

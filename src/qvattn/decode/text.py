@@ -16,8 +16,8 @@ import torch
 from ..errors import UserError
 from ..models import QvattnModel
 from .beam import EarlyStopping, beam_search
-from .greedy import greedy
-from .session import LeanModel, as_lean
+from .many import greedy_many
+from .session import LeanModel, as_lean, padded
 
 
 class TextTokenizer(Protocol):
@@ -91,11 +91,8 @@ def translate_lines(
     encoded = [list(ids) for ids in tokenizers.source(list(lines))["input_ids"]] if lines else []
     wanted = [i for i, line in enumerate(lines) if line.strip() and len(encoded[i]) > 1]
     truncated = _limit(encoded, wanted, max_source_tokens, truncate)
-    found: dict[int, list[int]] = {}
-    for batch in batches_by_length({i: len(encoded[i]) for i in wanted}, search.rows):
-        found |= dict(zip(batch, translate_ids(lean_model, [encoded[i] for i in batch], search), strict=True))
-        if on_lines is not None:
-            on_lines(len(batch))
+    made = translate_ids(lean_model, [encoded[i] for i in wanted], search, on_done=on_lines)
+    found = dict(zip(wanted, made, strict=True))
     ends = set(lean_model.eos)
     words = [[t for t in found.get(i, ()) if t not in ends] for i in range(len(lines))]
     texts = tokenizers.target.batch_decode(words, skip_special_tokens=True) if lines else []
@@ -109,24 +106,31 @@ def translate_lines(
     )
 
 
-def translate_ids(lean_model: LeanModel, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+def translate_ids(
+    lean_model: LeanModel,
+    sources: Sequence[Sequence[int]],
+    search: Search,
+    *,
+    on_done: Callable[[int], None] | None = None,
+) -> list[list[int]]:
     """The best translation of each source as ids, its end-of-sentence included (if it came to one)."""
-    longest = max(map(len, sources))
-    ids = torch.tensor([[*s, *[lean_model.pad] * (longest - len(s))] for s in sources])
-    mask = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in sources])
     if search.beam == 1:
-        rows = greedy(lean_model, ids, mask, max_new_tokens=search.max_new_tokens)
-    else:
-        rows = beam_search(
+        return greedy_many(lean_model, sources, rows=search.rows, max_new_tokens=search.max_new_tokens, on_done=on_done)
+    found: list[list[int]] = [[] for _ in sources]
+    for batch in batches_by_length([len(source) for source in sources], search.rows):
+        made = beam_search(
             lean_model,
-            ids,
-            mask,
+            *padded([sources[i] for i in batch], lean_model.pad),
             beam=search.beam,
             length_penalty=search.length_penalty,
             early_stopping=search.early_stopping,
             max_new_tokens=search.max_new_tokens,
-        ).sequences[:, 0]
-    return [_until_end(row, lean_model) for row in rows[:, 1:].tolist()]
+        )
+        for i, row in zip(batch, made.sequences[:, 0, 1:].tolist(), strict=True):
+            found[i] = _until_end(row, lean_model)
+        if on_done is not None:
+            on_done(len(batch))
+    return found
 
 
 def _until_end(row: list[int], lean_model: LeanModel) -> list[int]:
@@ -138,9 +142,9 @@ def _until_end(row: list[int], lean_model: LeanModel) -> list[int]:
     return row
 
 
-def batches_by_length(lengths: dict[int, int], rows: int) -> Iterator[list[int]]:
-    """Keys in batches of `rows`, longest first, so that memory is asked for once and batches hold little padding."""
-    order = sorted(lengths, key=lambda i: (-lengths[i], i))
+def batches_by_length(lengths: Sequence[int], rows: int) -> Iterator[list[int]]:
+    """Indices in batches of `rows`, longest first, so that memory is asked for once and batches hold little padding."""
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     for start in range(0, len(order), rows):
         yield order[start : start + rows]
 
