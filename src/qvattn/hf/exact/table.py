@@ -1,0 +1,19 @@
+"""Which lean class serves which architecture: one line each, imported when needed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from .core import LeanAttention
+
+ADAPTERS: dict[str, tuple[str, str]] = {
+    "deepseek_v2": ("deepseek", "LeanDeepseekV2Attention"),
+    "deepseek_v3": ("deepseek", "LeanDeepseekV3Attention"),
+}
+"""model_type -> (module of this package, class)."""
+
+
+def adapter(model_type: str) -> type[LeanAttention]:
+    module, name = ADAPTERS[model_type]
+    found: type[LeanAttention] = getattr(import_module(f".{module}", __package__), name)
+    return found
