@@ -9,7 +9,7 @@ from .corpus import Corpus, load_corpus
 from .parallel import IGNORED_LABEL, ParallelDataset, collate
 from .spec import DataSpec, HubSpec
 from .text import TextCorpus, TextDataset, build_text_tokenizer, collate_text, load_text
-from .tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizers, build_tokenizers, load_tokenizer
+from .tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizers, build_tokenizers, load_tokenizer, word_tokenizer
 
 __all__ = [
     "BOS_ID",
@@ -33,4 +33,5 @@ __all__ = [
     "load_text",
     "load_tokenizer",
     "shard",
+    "word_tokenizer",
 ]

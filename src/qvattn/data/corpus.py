@@ -14,6 +14,7 @@ from ..errors import UserError
 from .hub import load_hub_pairs
 from .lines import read_lines, resolve
 from .spec import DataSpec
+from .synthetic.controlled import ControlledSpec, controlled_pairs
 from .verses import load_verse_pairs
 
 Pair = tuple[str, str]
@@ -37,12 +38,14 @@ def load_corpus(spec: DataSpec) -> Corpus:
     `test` may be empty; `train` and `valid` may not. Errors are `UserError`s that name the file or field.
     """
     if spec.is_text:
-        raise UserError(f"data.corpus={spec.corpus!r} holds plain text: translation needs verses, files, tsv or hub")
+        raise UserError(
+            f"data.corpus={spec.corpus!r} holds plain text: translation needs verses, files, tsv, hub or controlled"
+        )
     raw, notes = _read(spec)
     splits = {split: _keep_filled(raw.get(split, []), split, spec, notes) for split in ("train", "valid", "test")}
     if not splits["train"]:
         raise UserError(f"data.corpus={spec.corpus!r}: no training pair is left ({_reasons(notes)})")
-    ours = spec.corpus == "verses"
+    ours = spec.corpus in ("verses", "controlled")
     if "valid" not in raw:
         splits["train"], splits["valid"] = hold_out(splits["train"], spec)
         notes["valid_held_out"] = len(splits["valid"])
@@ -97,6 +100,8 @@ def check_validation(valid: list[T], given: bool, spec: DataSpec, reasons: str) 
 def _read(spec: DataSpec) -> tuple[dict[str, list[Pair]], dict[str, int | str]]:
     if spec.corpus == "verses":
         return load_verse_pairs()
+    if spec.corpus == "controlled":
+        return controlled_pairs(spec.controlled or ControlledSpec()), {}
     if spec.corpus == "hub":
         assert spec.hub is not None
         return load_hub_pairs(spec.hub, spec.max_train_pairs), {}
@@ -174,5 +179,6 @@ def _name(spec: DataSpec) -> str:
         "verses": "King James to World English verses",
         "files": spec.train_source,
         "tsv": spec.train_tsv,
+        "controlled": "controlled language",
     }
     return str(named[spec.corpus])

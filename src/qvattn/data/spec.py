@@ -10,8 +10,10 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-ParallelKind = Literal["verses", "files", "tsv", "hub"]
-TextKind = Literal["text", "hub-text", "kjv"]
+from .synthetic import ControlledSpec, MqarSpec
+
+ParallelKind = Literal["verses", "files", "tsv", "hub", "controlled"]
+TextKind = Literal["text", "hub-text", "kjv", "mqar"]
 
 _FILES = ("train_source", "train_target", "valid_source", "valid_target", "test_source", "test_target")
 _TSV = ("train_tsv", "valid_tsv", "test_tsv", "tsv_columns")
@@ -21,9 +23,11 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "files": _FILES,
     "tsv": _TSV,
     "hub": ("hub",),
+    "controlled": ("controlled",),
     "text": _TEXT,
     "hub-text": ("hub",),
     "kjv": (),
+    "mqar": ("mqar",),
 }
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "files": ("train_source", "train_target"),
@@ -60,7 +64,10 @@ class DataSpec(BaseModel):
     """A corpus, its tokenizer and its batches.
 
     corpus: `verses` (King James to World English, needs the `demo` extra), `files` (two aligned files a
-        split), `tsv` (one file a split), `hub`; for causal language models `text` (files), `hub-text`, `kjv`.
+        split), `tsv` (one file a split), `hub`, `controlled` (a made language whose grammar is known); for causal
+        language models `text` (files), `hub-text`, `kjv`, `mqar` (associative recall).
+    controlled, mqar: how those two are made; unset: their defaults. Their tokenizer has one entry a word, whatever
+        vocab_size says, and a row of `mqar` is block_size long.
     paths: plain or `.gz`, UTF-8; `$NAME` and `~` are expanded; relative ones start at the current directory.
     valid_fraction: share of the training pairs held out for validation where no validation data is given,
         evenly spaced over the corpus, so that no random state decides it.
@@ -92,6 +99,8 @@ class DataSpec(BaseModel):
     test_text: str | None = None
 
     hub: HubSpec | None = None
+    controlled: ControlledSpec | None = None
+    mqar: MqarSpec | None = None
 
     valid_fraction: float | None = Field(default=None, gt=0.0, lt=0.5)
     vocab_size: int = Field(default=8000, ge=264)
@@ -105,18 +114,19 @@ class DataSpec(BaseModel):
     @property
     def is_text(self) -> bool:
         """True for corpora of a causal language model, False for sentence pairs."""
-        return self.corpus in ("text", "hub-text", "kjv")
+        return self.corpus in ("text", "hub-text", "kjv", "mqar")
 
     @model_validator(mode="after")
     def _check_places(self) -> Self:
         allowed = _PLACES[self.corpus]
-        for field in (*_FILES, *_TSV, *_TEXT, "hub"):
+        for field in (*_FILES, *_TSV, *_TEXT, "hub", "controlled", "mqar"):
             if getattr(self, field) is not None and field not in allowed:
                 takes = ", ".join(allowed) or "no paths"
                 raise ValueError(f"{field} is set, but corpus={self.corpus!r} does not read it; it takes {takes}")
         for field in _REQUIRED.get(self.corpus, ()):
             if getattr(self, field) is None:
                 raise ValueError(f"corpus={self.corpus!r} needs {field}")
+        self._check_made()
         for split in ("valid", "test"):
             source, target = f"{split}_source", f"{split}_target"
             if (getattr(self, source) is None) != (getattr(self, target) is None):
@@ -128,3 +138,15 @@ class DataSpec(BaseModel):
         if self.tsv_columns is not None and (min(self.tsv_columns) < 0 or len(set(self.tsv_columns)) != 2):
             raise ValueError(f"tsv_columns={self.tsv_columns}: two different columns, counted from 0, are needed")
         return self
+
+    def _check_made(self) -> None:
+        if self.corpus not in ("controlled", "mqar"):
+            return
+        for field in ("valid_fraction", "max_train_pairs"):
+            if getattr(self, field) is not None:
+                raise ValueError(
+                    f"{field} is set, but corpus={self.corpus!r} says its sizes itself: {self.corpus}.train"
+                )
+        shortest = (self.mqar or MqarSpec()).shortest_row
+        if self.corpus == "mqar" and self.block_size < shortest:
+            raise ValueError(f"block_size={self.block_size}: the pairs and questions of mqar need {shortest} tokens")

@@ -42,6 +42,8 @@ def load_text(spec: DataSpec) -> TextCorpus:
     """Load and split the text corpus that `spec` names. Errors are `UserError`s that name the file or field."""
     if not spec.is_text:
         raise UserError(f"data.corpus={spec.corpus!r} holds sentence pairs: text, hub-text or kjv is needed")
+    if spec.corpus == "mqar":
+        raise UserError("data.corpus='mqar' holds rows of ids and no text: make_mqar is needed")
     raw, notes = _read(spec)
     splits: dict[str, list[str]] = {}
     for split in ("train", "valid", "test"):

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ..errors import UserError
 from .spec import DataSpec
+from .synthetic.controlled import ControlledSpec, controlled_words
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -63,7 +64,16 @@ class Tokenizers:
 
 
 def build_tokenizers(pairs: Sequence[tuple[str, str]], spec: DataSpec) -> Tokenizers:
-    """Train on the pairs: one tokenizer on both sides (`shared_vocab`), or one a side."""
+    """Train on the pairs: one tokenizer on both sides (`shared_vocab`), or one a side.
+
+    The words of the controlled language are known and stay whole, so nothing is trained for it.
+    """
+    if spec.corpus == "controlled":
+        words = controlled_words(spec.controlled or ControlledSpec())
+        if spec.shared_vocab:
+            both = word_tokenizer([*words.source, *words.target])
+            return Tokenizers(both, both)
+        return Tokenizers(word_tokenizer(words.source), word_tokenizer(words.target))
     sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     if spec.shared_vocab:
         shared = train_tokenizer([*sources, *targets], spec.vocab_size, lowercase=spec.lowercase)
@@ -89,11 +99,27 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, lowercase: bool = 
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
+    _end_in_eos(core)
+    return _wrap(core)
+
+
+def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
+    """One token a word, words apart by spaces; ids from 4 on in the order given. Other words are unknown."""
+    entries = [*SPECIAL_TOKENS, *words]
+    if len(set(entries)) < len(entries):
+        raise UserError("words: every word must occur once, and none may be a special token")
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(entries)}, unk_token=SPECIAL_TOKENS[UNK_ID]))
+    core.add_special_tokens(list(SPECIAL_TOKENS))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    _end_in_eos(core)
+    return _wrap(core)
+
+
+def _end_in_eos(core: Tokenizer) -> None:
     eos = SPECIAL_TOKENS[EOS_ID]
     core.post_processor = processors.TemplateProcessing(
         single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, EOS_ID)]
     )
-    return _wrap(core)
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:

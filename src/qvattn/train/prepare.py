@@ -23,7 +23,9 @@ from ..data import (
     collate_text,
     load_corpus,
     load_text,
+    word_tokenizer,
 )
+from ..data.synthetic.mqar import MqarDataset, MqarSpec, make_mqar, mqar_words
 from ..models import CausalLM, CausalLMConfig, QvattnModel, TranslationConfig, TranslationModel, initialise
 from .checkpoint import Checkpoint
 from .loop import Batch, TrainData
@@ -75,14 +77,17 @@ class BlockData:
         return len(indices) * (self.dataset.blocks.shape[1] - 1)
 
 
+Encoded = PairData | BlockData | MqarDataset
+
+
 @dataclass(frozen=True, kw_only=True)
 class EncodedData:
     """A corpus as ids; `test` is None when the corpus has no test split."""
 
     tokenizers: Tokenizers
-    train: PairData | BlockData
-    valid: PairData | BlockData
-    test: PairData | BlockData | None
+    train: Encoded
+    valid: Encoded
+    test: Encoded | None
     notes: Notes
 
 
@@ -109,6 +114,8 @@ def prepare(recipe: Recipe, run_dir: Path, checkpoint: Checkpoint | None) -> Pre
 
 def encode(recipe: Recipe, tokenizers: Tokenizers | None = None) -> EncodedData:
     """Load the corpus, train the tokenizers (unless given) on its training split, and encode every split."""
+    if recipe.data.corpus == "mqar":
+        return _make_recall(recipe)
     return (_encode_pairs if recipe.task == "translation" else _encode_text)(recipe, tokenizers)
 
 
@@ -164,6 +171,19 @@ def _encode_text(recipe: Recipe, tokenizers: Tokenizers | None) -> EncodedData:
     return _splits(corpus, split, tokenizers, notes)
 
 
+def _make_recall(recipe: Recipe) -> EncodedData:
+    spec = recipe.data.mqar or MqarSpec()
+    tokenizer = word_tokenizer(mqar_words(spec))
+    length = recipe.data.block_size
+    return EncodedData(
+        tokenizers=Tokenizers(tokenizer, tokenizer),
+        train=make_mqar(spec, length, "train"),
+        valid=make_mqar(spec, length, "valid"),
+        test=make_mqar(spec, length, "test") if spec.test else None,
+        notes={"corpus": "multi-query associative recall", "train_rows": spec.train, "valid_rows": spec.valid},
+    )
+
+
 def _splits(
     corpus: Corpus | TextCorpus,
     split: Callable[[str, Any], PairData | BlockData],
@@ -179,7 +199,7 @@ def _splits(
     )
 
 
-def _batches(data: PairData | BlockData, recipe: Recipe) -> list[Batch]:
+def _batches(data: Encoded, recipe: Recipe) -> list[Batch]:
     """All of a held-out split, collated once."""
     plan = BatchPlan(data.lengths, max_tokens=recipe.data.max_tokens, seed=0)
     return [data.collate(indices) for indices in plan.epoch(0)]
