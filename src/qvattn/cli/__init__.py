@@ -42,6 +42,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "generate": CommandEntry("qvattn.cli.generate:generate", "Continue a prompt with a trained language model."),
     "check": CommandEntry("qvattn.cli.check:check", "Check why cached decoding is right, on a trained model."),
     "explain": CommandEntry("qvattn.cli.explain:explain", "Walk one decoding step with every shape."),
+    "plan": CommandEntry("qvattn.cli.plan:plan", "Plan memory and speed of a model and its conversions."),
     "variants": CommandEntry("qvattn.cli.variants:variants", "What every variant caches and computes at a width."),
 }
 
