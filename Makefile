@@ -29,10 +29,10 @@ demo: install  ## train and compare four variants on embedded text, in about fiv
 	$(BIN)/qvattn demo
 
 test: install lint  ## the whole test suite but the slow tests
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow"
 
 test-all: install lint  ## with the slow tests
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks
