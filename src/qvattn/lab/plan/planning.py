@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ...errors import UserError
-from .convert import AS_IS, candidates, is_exact
+from ...variants import ALIASES, VARIANTS
+from .convert import AS_IS, EXACT, candidates, is_exact
 from .costs import (
     Step,
     Workload,
@@ -81,7 +82,7 @@ class PlanRow:
     longest_context: int | None
     rooflines: tuple[Roofline, ...]
     on_front: bool = False
-    kinds: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
 
     @property
     def costs(self) -> tuple[float, float, float]:
@@ -129,11 +130,9 @@ def plan(
     budget = hardware[0].memory if memory is None else memory
     possible, refused = candidates(shape.layers)
     if variants is not None:
-        unknown = [name for name in variants if name not in possible and name not in refused]
-        if unknown:
-            raise UserError(f"variant {unknown[0]!r}: allowed are {', '.join((*possible, *refused))}")
-        possible = {name: new for name, new in possible.items() if name == AS_IS or name in variants}
-        refused = {name: why for name, why in refused.items() if name in variants}
+        wanted = {AS_IS, *(named(name) for name in variants)}
+        possible = {name: new for name, new in possible.items() if name in wanted}
+        refused = {name: why for name, why in refused.items() if name in wanted}
     base = row_cache_bytes(shape.layers, work)
     rows = [_row(name, shape, new, work, hardware, budget, base) for name, new in possible.items()]
     rows = _with_front(rows)
@@ -154,6 +153,14 @@ def plan(
         hardware=tuple(asdict(one) for one in hardware),
         notes=(*shape.notes, *_beyond(shape, work), ACCURACY),
     )
+
+
+def named(variant: str) -> str:
+    """A row's name from what a user calls it. Raises UserError with the names there are."""
+    name = ALIASES.get(variant, variant)
+    if name not in VARIANTS and name not in (AS_IS, EXACT):
+        raise UserError(f"variant {variant!r}: allowed are {', '.join((*VARIANTS, repr(AS_IS), repr(EXACT)))}")
+    return name
 
 
 def _beyond(shape: Shape, work: Workload) -> tuple[str, ...]:
@@ -208,7 +215,7 @@ def _row(
         largest_batch=None if room is None else largest_batch(layers, work, room),
         longest_context=None if room is None else longest_context(layers, work, room),
         rooflines=tuple(_roofline(one, step, weights, work, work.batch * cache) for one in hardware),
-        kinds=tuple(dict.fromkeys(layer.spec.variant for layer in layers if layer.spec is not None)),
+        variants=tuple(dict.fromkeys(layer.spec.variant for layer in layers if layer.spec is not None)),
     )
 
 

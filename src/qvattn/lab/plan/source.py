@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ...errors import UserError
 from ...models import CausalLMConfig, TranslationConfig
@@ -91,12 +91,14 @@ def _of_fields(fields: dict[str, Any], name: str) -> Shape:
         config = PreTrainedConfig(**{key: value for key, value in fields.items() if key != "model_type"})
         config.model_type = kind
         return shape_of_config(config, name)
+    if kind not in CONFIG_MAPPING:
+        raise UserError(
+            f"{name}: model_type={kind!r} is not in the library, and no code that comes with a model is run"
+        )
     try:
-        config = AutoConfig.for_model(**fields)
-    except UserError:
-        raise
+        config = CONFIG_MAPPING[kind].from_dict(fields)
     except Exception as error:
-        raise UserError(f"{name}: model_type={kind!r}: {error}") from None
+        raise UserError(f"{name}: model_type={kind!r}: {_first_line(error)}") from None
     return shape_of_config(config, name)
 
 
@@ -104,8 +106,12 @@ def _of_hub(name: str) -> Shape:
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
     except Exception as error:
-        raise UserError(f"{name}: no such file or directory, and not found as a model on the hub: {error}") from None
+        raise UserError(f"{name}: no such file or directory, and no model on the hub: {_first_line(error)}") from None
     return _of_fields(fields, name)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _inline(text: str) -> dict[str, Any]:
