@@ -62,7 +62,7 @@ def test_any_split_gives_the_logits_of_one_forward(name: str, implementation: st
     with torch.no_grad():
         full = plain(input_ids=ids, use_cache=False).logits
     assert full.std() > 0.1
-    for sizes in ([44], [40, 1, 1, 1, 1], [20, 3, 1, 20], [1] * 20 + [24]):
+    for sizes in ([44], [40, 1, 1, 1, 1], [20, 3, 1, 20], [1, 17, 1, 25]):
         torch.testing.assert_close(in_calls(other, ids, sizes)[0], full, rtol=TOLERANCE, atol=TOLERANCE)
 
 
@@ -97,8 +97,10 @@ def test_bytes_are_those_of_the_report(name: str) -> None:
     report = lean(other)
     ids = tokens(2, 300)
     before, after = in_calls(plain, ids, [299, 1])[1], in_calls(other, ids, [299, 1])[1]
-    assert cache_nbytes(before) == 600 * report.bytes_per_token_before
-    assert cache_nbytes(after) == 600 * report.bytes_per_token_after
+    saved = report.bytes_per_token_before - report.bytes_per_token_after
+    assert cache_nbytes(before) - cache_nbytes(after) == 600 * saved
+    if all(layer.lean for layer in report.layers):
+        assert cache_nbytes(after) == 600 * report.bytes_per_token_after
     own = [layer for layer in after.layers if isinstance(layer, LeanLayer)]
     assert own and all(layer.nbytes <= layer.allocated_nbytes <= 1.4 * layer.nbytes for layer in own)
 
@@ -108,7 +110,7 @@ def test_undo_puts_the_model_back(name: str) -> None:
     plain, other = causal(name), causal(name)
     ids = tokens(1, 9)
     with lean(other):
-        assert isinstance(in_calls(other, ids, [9])[1].layers[-1], LeanLayer)
+        assert isinstance(in_calls(other, ids, [9])[1].layers[1], LeanLayer)
     assert [type(m) for m in other.modules()] == [type(m) for m in plain.modules()]
     logits, cache = in_calls(other, ids, [8, 1])
     assert not any(isinstance(layer, LeanLayer) for layer in cache.layers)
@@ -141,7 +143,7 @@ def test_attention_weights_are_those_of_eager(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rollback_and_refilling(name: str) -> None:
-    _, other = pair(name)
+    _, other = pair(name, **({"sliding_window": 64} if "gemma" in name else {}))
     ids = tokens(2, 30)
     expected = in_calls(other, ids, [30])[0]
     with torch.no_grad():

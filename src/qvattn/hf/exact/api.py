@@ -13,8 +13,8 @@ from .core import IMPLEMENTATIONS, LeanAttention, Plan
 from .report import LayerReport, LeanReport
 from .table import ADAPTERS, adapter
 
-TOLERANCE = 1e-2
-"""Default of `tolerance`; in float32 that is a condition number of 84,000."""
+TOLERANCE = 1e-3
+"""Default of `tolerance`; in float32 that is a condition number of 8,400."""
 
 
 def lean(model: Any, *, tolerance: float = TOLERANCE, partial: bool = False) -> LeanReport:

@@ -105,6 +105,9 @@ class LeanAttention(nn.Module):
     ) -> Terms:
         raise NotImplementedError
 
+    def lean_attended(self, terms: Terms, kwargs: Mapping[str, Any]) -> None:
+        """Called with what was attended over, for layers that lend it to others."""
+
     def lean_output(self, o: Tensor, values_given: bool) -> Tensor:
         """o (B, H, M, D) -> (B, M, E). values_given: whether `o` was summed over true values."""
         raise NotImplementedError
@@ -136,6 +139,7 @@ class LeanAttention(nn.Module):
         few = geometry.q_pos.shape[1] <= FEW_QUERIES < geometry.k_pos.shape[1] and not torch.is_grad_enabled()
         rotation = self._lean_rotation(cache, geometry, streams)
         terms = self.lean_terms(q, streams, rotation, values, few)
+        self.lean_attended(terms, kwargs)
         o, weights = lean_attend(self, terms, geometry, scale=self.scaling, dropout=self.lean_dropout)
         return self.lean_output(o, values is not None), weights
 
@@ -162,3 +166,12 @@ def lean_attend(
         return attend_with_weights(terms.scores, terms.value, geometry, scale=scale, dropout=dropout)
     impl = "reference" if dropout else kernel_for(geometry)
     return attend(terms.scores, terms.value, geometry, scale=scale, dropout=dropout, impl=impl), None
+
+
+def not_plain(module: LeanAttention, *names: str) -> str | None:
+    """Why the weights of these submodules cannot be folded, or None: quantised and wrapped layers are no nn.Linear."""
+    for name in names:
+        found = type(getattr(module, name))
+        if found is not nn.Linear:
+            return f"{name} is a {found.__name__}: its weight is folded, which takes a plain Linear"
+    return None

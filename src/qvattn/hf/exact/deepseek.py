@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 
@@ -17,16 +17,14 @@ from ...kernels import ScoreTerm, ValueTerm
 from ...positions import Rotation
 from ...streams import Stream
 from ...variants.base import Streams, Terms
-from .core import LeanAttention
+from .core import LeanAttention, not_plain
 
 
 class LatentAttention(LeanAttention):
     """What V2 and V3 share; they differ in how the rotary parts turn."""
 
     def lean_refusal(self, tolerance: float) -> str | None:
-        if type(self.kv_b_proj) is not nn.Linear:
-            return f"kv_b_proj is a {type(self.kv_b_proj).__name__}: its weight is folded, which takes a plain Linear"
-        return None
+        return not_plain(self, "kv_b_proj")
 
     def lean_streams(self) -> tuple[Stream, ...]:
         return (

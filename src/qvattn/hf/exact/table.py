@@ -9,6 +9,12 @@ from .core import LeanAttention
 ADAPTERS: dict[str, tuple[str, str]] = {
     "deepseek_v2": ("deepseek", "LeanDeepseekV2Attention"),
     "deepseek_v3": ("deepseek", "LeanDeepseekV3Attention"),
+    "gemma4": ("gemma4", "LeanGemma4Attention"),
+    "gemma4_text": ("gemma4", "LeanGemma4Attention"),
+    "gpt2": ("gpt2", "LeanGPT2Attention"),
+    "gpt_neox": ("gpt_neox", "LeanGPTNeoXAttention"),
+    "llama": ("llama", "LeanLlamaAttention"),
+    "opt": ("opt", "LeanOPTAttention"),
 }
 """model_type -> (module of this package, class)."""
 
