@@ -162,7 +162,7 @@ struct Plan {
     std::vector<Term> terms;
     bool any_early = false;
 
-    int64_t out_width, lanes, padded_value;  // padded_value: of one accumulator row
+    int64_t out_width, padded_value;  // padded_value: of one accumulator row
     int64_t tile, chunk;                     // keys per tile; keys per early pass, a multiple of the tile
     int64_t max_rows, q_floats, rotated_floats, scratch_floats, partial_floats;
     std::vector<Component> components;
@@ -214,15 +214,12 @@ inline int64_t shared_head(const Heads& heads, int64_t h) {
     return std::upper_bound(heads.bounds, heads.bounds + heads.count + 1, static_cast<int32_t>(h)) - heads.bounds - 1;
 }
 
-// What is fetched ahead: the bytes of the next tile, a few lines at a time, so that memory never idles.
-struct Ahead {
-    const char *next = nullptr, *end = nullptr;
-    INLINE_MEMBER void fetch(int64_t lines) {
-        for (; lines > 0 && next < end; --lines, next += 64) __builtin_prefetch(next, 0, 3);
-    }
-};
+// Asks for the memory at `at` bytes behind p. A hint, never an access, so it may point anywhere.
+INLINE void fetch(const void* p, int64_t at) {
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<intptr_t>(p) + at), 0, 3);
+}
 
-
+#define INT8_FILE "int8_plain.inl"
 namespace portable {
 #define SIMD_FILE "simd_portable.inl"
 #include "decode_body.inl"
@@ -232,35 +229,39 @@ namespace portable {
 #ifdef QVATTN_X86
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#define BEGIN_TARGET(features) \
+    _Pragma(STRING(clang attribute push(__attribute__((target(features))), apply_to = function)))
+#define END_TARGET _Pragma("clang attribute pop")
 #else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
+#define BEGIN_TARGET(features) _Pragma("GCC push_options") _Pragma(STRING(GCC target(features)))
+#define END_TARGET _Pragma("GCC pop_options")
 #endif
+#define STRING(x) #x
+
+BEGIN_TARGET("avx2,fma,f16c")
 namespace avx2 {
 #define SIMD_FILE "simd_avx2.inl"
 #include "decode_body.inl"
 #undef SIMD_FILE
 }  // namespace avx2
-#if defined(__clang__)
-#pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), \
-                             apply_to = function)
-#else
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")
-#endif
-namespace avx512 {
+END_TARGET
+
 #define SIMD_FILE "simd_avx512.inl"
+BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+namespace avx512 {
 #include "decode_body.inl"
-#undef SIMD_FILE
 }  // namespace avx512
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+END_TARGET
+
+#undef INT8_FILE
+#define INT8_FILE "int8_vnni.inl"
+BEGIN_TARGET("avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+namespace avx512vnni {
+#include "decode_body.inl"
+}  // namespace avx512vnni
+END_TARGET
+#undef INT8_FILE
+#undef SIMD_FILE
 
 #endif
 
@@ -269,15 +270,20 @@ struct Isa {
     int64_t lanes;
     void (*run_unit)(const Plan&, const Unit&, float* scratch, float* partials);
     void (*merge)(const Plan&, const Item&, float* partials);
+    int64_t (*query_floats)(int64_t dtype, int64_t width);
+    int64_t (*sum_floats)(int64_t dtype, int64_t width);
     Tile (*scan)(const int32_t* positions, int64_t n);
     double (*read)(const char*, int64_t);
 };
 
+#define QVATTN_ISA(name) \
+    {#name, name::N, name::run_unit, name::merge, name::query_floats, name::sum_floats, name::scan, name::read_bytes}
 const Isa ISAS[] = {
-    {"portable", portable::N, portable::run_unit, portable::merge, portable::scan, portable::read_bytes},
+    QVATTN_ISA(portable),
 #ifdef QVATTN_X86
-    {"avx2", avx2::N, avx2::run_unit, avx2::merge, avx2::scan, avx2::read_bytes},
-    {"avx512", avx512::N, avx512::run_unit, avx512::merge, avx512::scan, avx512::read_bytes},
+    QVATTN_ISA(avx2),
+    QVATTN_ISA(avx512),
+    QVATTN_ISA(avx512vnni),
 #endif
 };
 constexpr int ISA_COUNT = sizeof(ISAS) / sizeof(ISAS[0]);
@@ -289,6 +295,7 @@ bool isa_works(int i) {
     if (i == 2)
         return isa_works(1) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (i == 3) return isa_works(2) && __builtin_cpu_supports("avx512vnni");
 #endif
     return i == 0;
 }
@@ -395,11 +402,7 @@ void plan_components(Plan& plan) {
     }
 }
 
-int64_t packed_width(int64_t dtype, int64_t width, int64_t lanes) {
-    return round_up(width, dtype == BF16 ? 2 * lanes : lanes);
-}
-
-constexpr int64_t TILE_BYTES = 16 << 10, CHUNK = 256, UNIT_BYTES = 512 << 10;
+constexpr int64_t TILE_BYTES = 16 << 10, SCORE_BYTES = 128 << 10, UNIT_BYTES = 512 << 10, CHUNK = 1024;
 
 void plan_tiles(const Isa& isa, Plan& plan) {
     const View& value = plan.value;
@@ -413,10 +416,14 @@ void plan_tiles(const Isa& isa, Plan& plan) {
     plan.tile = plan.tile / 16 * 16;
     plan.max_rows = 0;
     for (const Component& c : plan.components) plan.max_rows = std::max<int64_t>(plan.max_rows, (c.h1 - c.h0) * plan.M);
+    // with many rows the sums, not the memory, take the time: then longer tiles pay for their loads and stores
+    if (plan.flat || plan.max_rows > 4 * (plan.components[0].v1 - plan.components[0].v0)) plan.tile = std::max<int64_t>(plan.tile, 64);
     plan.chunk = plan.tile;
-    if (plan.any_early) {
-        int64_t affordable = (64 << 10) / (4 * plan.max_rows);  // scores of a chunk stay in the second-level cache
-        plan.chunk = std::max<int64_t>(std::min<int64_t>(CHUNK, affordable) / plan.tile, 1) * plan.tile;
+    if (plan.any_early) {  // long runs suit the hardware's own fetching; but scores must stay in the second-level cache,
+        // and there must be enough chunks for all threads
+        const int64_t affordable = SCORE_BYTES / (4 * plan.max_rows);
+        const int64_t fair = plan.T * plan.B * static_cast<int64_t>(plan.components.size()) / 8;
+        plan.chunk = std::max<int64_t>(std::min({CHUNK, affordable, fair}) / plan.tile, 1) * plan.tile;
     }
     plan.tiles_per_row = (plan.T + plan.tile - 1) / plan.tile;
     int64_t rows = plan.k_pos_b ? plan.B : 1;
@@ -429,21 +436,21 @@ void plan_tiles(const Isa& isa, Plan& plan) {
         }
 }
 
-void plan_scratch(Plan& plan, int64_t lanes) {
-    plan.lanes = lanes;
+void plan_scratch(const Isa& isa, Plan& plan) {
+    const int64_t lanes = isa.lanes;
     const View& value = plan.value;
     plan.out_width = plan.flat ? value.width * value.heads.count : value.width;
-    int64_t one = packed_width(value.dtype, value.width, lanes);
+    int64_t one = isa.sum_floats(value.dtype, value.width);
     plan.padded_value = plan.flat ? one * value.heads.count : one;
     int64_t q = 0, widest = 0;
     for (Term& term : plan.terms) {
-        term.padded = packed_width(term.rotate ? F32 : term.keys.dtype, term.keys.width, lanes);
+        term.padded = isa.query_floats(term.rotate ? F32 : term.keys.dtype, term.keys.width);
         term.q_offset = q;
         q += term.padded * plan.max_rows;
         widest = std::max(widest, term.rotate ? term.padded : 0);
     }
     plan.q_floats = q;
-    plan.partial_floats = plan.max_rows * (plan.padded_value + 2);
+    plan.partial_floats = plan.max_rows * (plan.padded_value + 1 + lanes);  // sums, shift, partial weights
     plan.rotated_floats = widest * plan.tile;
     int64_t parts[] = {q, plan.max_rows * plan.chunk, plan.max_rows * plan.tile, plan.max_rows, plan.tile, plan.tile,
                        plan.tile, plan.rotated_floats, plan.partial_floats};  // see lay_out
@@ -508,7 +515,7 @@ float* arena(int64_t floats) {
 void run(const Isa& isa, Plan& plan, int threads) {
     plan_components(plan);
     plan_tiles(isa, plan);
-    plan_scratch(plan, isa.lanes);
+    plan_scratch(isa, plan);
     int64_t slots = plan_units(plan), units = static_cast<int64_t>(plan.units.size());
     int64_t items = static_cast<int64_t>(plan.items.size());
     threads = static_cast<int>(std::clamp<int64_t>(units, 1, std::max(threads, 1)));

@@ -12,41 +12,54 @@ INLINE vf exp2_polynomial(vf x) {  // 2^x on [-1/2, 1/2], relative error 7.5e-8 
 }
 
 // How a row of E comes in: `G` vectors a time. Where G is 2 they hold even and odd elements; queries and sums are then
-// kept in that order too (`place`).
+// kept in that order too (`place_of`).
 template <class E>
 struct Lanes {
     static constexpr int G = 1, STEP = N;
     static INLINE_MEMBER void full(const E* p, vf* x) { x[0] = load(p); }
     static INLINE_MEMBER void part(const E* p, int n, vf* x) { x[0] = load_part(p, n); }
-    static int64_t place(int64_t i) { return i; }
 };
 template <>
 struct Lanes<bf16> {
     static constexpr int G = 2, STEP = 2 * N;
     static INLINE_MEMBER void full(const bf16* p, vf* x) { load_pairs(p, x); }
     static INLINE_MEMBER void part(const bf16* p, int n, vf* x) { load_pairs_part(p, n, x); }
-    static int64_t place(int64_t i) { return i / STEP * STEP + i % 2 * N + i % STEP / 2; }
 };
-
-static int64_t place(int64_t dtype, int64_t i) { return dtype == BF16 ? Lanes<bf16>::place(i) : i; }
 
 // ---- scores ----------------------------------------------------------------------------------------------------------
 
+// A tile is read twice, to score and to sum, and memory would idle the second time. So while a tile is worked on the next
+// one is fetched, from its first byte to its last: the first half while scoring, the second while summing.
+constexpr int64_t LINE = 64;
+
+// What falls to bytes [from, from + BYTES) of a tile, when each pass fetches half as many bytes as it reads.
+template <int64_t BYTES>
+INLINE void fetch_half(const void* next, int64_t from) {
+    if constexpr (BYTES >= 2 * LINE) {
+        UNROLL for (int64_t at = 0; at < BYTES / 2; at += LINE) fetch(next, from / 2 + at);
+    } else if (from % (2 * LINE) == 0) {
+        fetch(next, from / 2);
+    }
+}
+
 // q . k over one row. STEPS > 0: the width is exactly that many steps, known to the compiler.
 template <class E, int STEPS>
-INLINE vf dot(const E* k, const float* q, int64_t width) {
+INLINE vf dot(const E* k, const float* q, int64_t width, const void* next, int64_t from) {
     using L = Lanes<E>;
     vf x[L::G], sum = zero();
     if constexpr (STEPS > 0) {
+        fetch_half<STEPS * L::STEP * static_cast<int64_t>(sizeof(E))>(next, from);
         UNROLL for (int i = 0; i < STEPS; ++i) {
             L::full(k + i * L::STEP, x);
             UNROLL for (int g = 0; g < L::G; ++g) sum = fma(x[g], load(q + i * L::STEP + g * N), sum);
         }
         return sum;
     }
+    constexpr int PAIR = 2 * L::STEP;
     vf other = zero();
     int64_t i = 0;
-    for (; i + 2 * L::STEP <= width; i += 2 * L::STEP) {
+    for (; i + PAIR <= width; i += PAIR) {
+        fetch_half<PAIR * static_cast<int64_t>(sizeof(E))>(next, from + i * static_cast<int64_t>(sizeof(E)));
         L::full(k + i, x);
         UNROLL for (int g = 0; g < L::G; ++g) sum = fma(x[g], load(q + i + g * N), sum);
         L::full(k + i + L::STEP, x);
@@ -67,102 +80,107 @@ INLINE vf dot(const E* k, const float* q, int64_t width) {
 struct ScoreJob {
     const void* keys;
     int64_t stride, n, width;
-    const float* scale;  // one per key, or null
     const float* q;
     int64_t q_stride;
-    float* scores;
-    int64_t scores_stride;
-    bool accumulate;
-    Ahead ahead;
-    int64_t lines;  // to fetch ahead per block of N keys
+    float* out;
+    int64_t out_stride;
+    const char* next;  // the tile to fetch ahead
 };
 
-// One query row against all keys of the job, N keys at a time.
+// One query row against N keys from key j on. STEPS as in `dot`.
 template <class E, int STEPS>
-static void score_one(ScoreJob& job, int64_t row) {
-    const E* keys = static_cast<const E*>(job.keys);
+INLINE void score_one(const ScoreJob& job, int64_t row, int64_t j) {
+    const E* k = static_cast<const E*>(job.keys) + j * job.stride;
     const float* q = job.q + row * job.q_stride;
-    float* out = job.scores + row * job.scores_stride;
+    const int64_t left = job.n - j;
     vf sums[N];
-    for (int64_t j = 0; j < job.n; j += N) {
-        job.ahead.fetch(job.lines);
-        int64_t left = job.n - j;
-        if (left >= N) {
-            const E* k = keys + j * job.stride;
-            UNROLL for (int i = 0; i < N; ++i) sums[i] = dot<E, STEPS>(k + i * job.stride, q, job.width);
+    if (left >= N) {
+        constexpr int64_t ROW = STEPS * Lanes<E>::STEP * static_cast<int64_t>(sizeof(E));
+        const int64_t row_bytes = STEPS ? ROW : job.width * static_cast<int64_t>(sizeof(E));
+        const char* next = job.next + j * row_bytes / 2;
+        if constexpr (STEPS > 0) {
+            UNROLL for (int i = 0; i < N; ++i)
+                sums[i] = dot<E, STEPS>(k + i * job.stride, q, job.width, next, i * row_bytes);
         } else {
-            for (int i = 0; i < N; ++i) sums[i] = zero();
-            for (int64_t i = 0; i < left; ++i) sums[i] = dot<E, STEPS>(keys + (j + i) * job.stride, q, job.width);
+            for (int i = 0; i < N; ++i)
+                sums[i] = dot<E, STEPS>(k + i * job.stride, q, job.width, next, i * row_bytes);
         }
-        vf s = reduce(sums);
-        if (job.scale) s = mul(s, left >= N ? load(job.scale + j) : load_part(job.scale + j, static_cast<int>(left)));
-        store(out + j, job.accumulate ? add(s, load(out + j)) : s);
+    } else {
+        for (int i = 0; i < N; ++i) sums[i] = zero();
+        for (int64_t i = 0; i < left; ++i) sums[i] = dot<E, STEPS>(k + i * job.stride, q, job.width, job.next, 0);
     }
+    store(job.out + row * job.out_stride + j, reduce(sums));
 }
 
-// R query rows against all keys, N / R keys at a time, so that a loaded key serves R rows.
+// R query rows against N / R keys from key j on, so that a loaded key serves R rows.
 template <class E, int R>
-static void score_rows(ScoreJob& job, int64_t row) {
+INLINE void score_block(const ScoreJob& job, int64_t row, int64_t j) {
     using L = Lanes<E>;
     constexpr int K = N / R;
     const E* keys = static_cast<const E*>(job.keys);
     const float* q = job.q + row * job.q_stride;
-    float* out = job.scores + row * job.scores_stride;
-    for (int64_t j = 0; j < job.n; j += K) {
-        if (j % N == 0) job.ahead.fetch(job.lines);
-        const E* k[K];
-        UNROLL for (int i = 0; i < K; ++i) k[i] = keys + std::min<int64_t>(j + i, job.n - 1) * job.stride;
-        vf sums[N];
-        UNROLL for (int i = 0; i < N; ++i) sums[i] = zero();
-        int64_t d = 0;
-        for (; d + L::STEP <= job.width; d += L::STEP) {
-            vf x[K][L::G];
-            UNROLL for (int i = 0; i < K; ++i) L::full(k[i] + d, x[i]);
-            UNROLL for (int r = 0; r < R; ++r)
-                UNROLL for (int g = 0; g < L::G; ++g) {
-                    vf y = load(q + r * job.q_stride + d + g * N);
-                    UNROLL for (int i = 0; i < K; ++i) sums[r * K + i] = fma(x[i][g], y, sums[r * K + i]);
-                }
-        }
-        if (d < job.width) {
-            vf x[K][L::G];
-            UNROLL for (int i = 0; i < K; ++i) L::part(k[i] + d, static_cast<int>(job.width - d), x[i]);
-            UNROLL for (int r = 0; r < R; ++r)
-                UNROLL for (int g = 0; g < L::G; ++g) {
-                    vf y = load(q + r * job.q_stride + d + g * N);
-                    UNROLL for (int i = 0; i < K; ++i) sums[r * K + i] = fma(x[i][g], y, sums[r * K + i]);
-                }
-        }
-        float s[N], scale[K];
-        store(s, reduce(sums));
-        for (int i = 0; i < K; ++i) scale[i] = job.scale ? job.scale[std::min<int64_t>(j + i, job.n - 1)] : 1.f;
-        for (int r = 0; r < R; ++r)
-            for (int i = 0; i < K; ++i) {
-                float* at = out + r * job.scores_stride + j + i;
-                *at = s[r * K + i] * scale[i] + (job.accumulate ? *at : 0.f);
+    const E* k[K];
+    UNROLL for (int i = 0; i < K; ++i) k[i] = keys + std::min<int64_t>(j + i, job.n - 1) * job.stride;
+    vf sums[N];
+    UNROLL for (int i = 0; i < N; ++i) sums[i] = zero();
+    auto step = [&](int64_t d, auto&& read) __attribute__((always_inline)) {
+        vf x[K][L::G];
+        UNROLL for (int i = 0; i < K; ++i) read(k[i] + d, x[i]);
+        UNROLL for (int r = 0; r < R; ++r)
+            UNROLL for (int g = 0; g < L::G; ++g) {
+                vf y = load(q + r * job.q_stride + d + g * N);
+                UNROLL for (int i = 0; i < K; ++i) sums[r * K + i] = fma(x[i][g], y, sums[r * K + i]);
+            }
+    };
+    int64_t d = 0;
+    for (; d + L::STEP <= job.width; d += L::STEP)
+        step(d, [](const E* p, vf* x) __attribute__((always_inline)) { L::full(p, x); });
+    if (d < job.width) {
+        const int rest = static_cast<int>(job.width - d);
+        step(d, [rest](const E* p, vf* x) __attribute__((always_inline)) { L::part(p, rest, x); });
+    }
+    float s[N];
+    store(s, reduce(sums));
+    UNROLL for (int r = 0; r < R; ++r) std::memcpy(job.out + (row + r) * job.out_stride + j, s + r * K, K * sizeof(float));
+}
+
+template <class E, int STEPS>
+static void score_single(const ScoreJob& job, int64_t row) {
+    for (int64_t j = 0; j < job.n; j += N) score_one<E, STEPS>(job, row, j);
+}
+
+// An even number of rows, N keys at a time: these stay in the first-level cache for all rows.
+template <class E>
+static void score_many(const ScoreJob& job, int64_t rows) {
+    const int64_t row_bytes = job.width * static_cast<int64_t>(sizeof(E));
+    for (int64_t j = 0; j < job.n; j += N) {
+        const int64_t end = std::min<int64_t>(j + N, job.n);
+        int64_t row = 0, fetched = j * row_bytes;
+        // arithmetic takes most of the time, and sums over many rows fetch nothing: so fetch the whole next tile here
+        auto fetch_until = [&](int64_t key) __attribute__((always_inline)) {
+            for (; fetched < key * row_bytes; fetched += LINE) fetch(job.next, fetched);
+        };
+        for (; row + ROW_BLOCK <= rows; row += ROW_BLOCK)
+            for (int64_t i = j; i < end; i += N / ROW_BLOCK) {
+                fetch_until(std::min<int64_t>(i + N / ROW_BLOCK, end));
+                score_block<E, ROW_BLOCK>(job, row, i);
+            }
+        for (; row + 2 <= rows; row += 2)
+            for (int64_t i = j; i < end; i += N / 2) {
+                fetch_until(std::min<int64_t>(i + N / 2, end));
+                score_block<E, 2>(job, row, i);
             }
     }
 }
 
 template <class E>
-static void score(ScoreJob& job, int64_t rows) {
-    using L = Lanes<E>;
-    int64_t row = 0;
-    for (; row + ROW_BLOCK <= rows; row += ROW_BLOCK, job.lines = 0) score_rows<E, ROW_BLOCK>(job, row);
-    for (; row + 2 <= rows; row += 2, job.lines = 0) score_rows<E, 2>(job, row);
-    if (row == rows) return;
-    if (job.width == 64 && 64 % L::STEP == 0) return score_one<E, 64 / L::STEP>(job, row);
-    if (job.width == 128 && 128 % L::STEP == 0) return score_one<E, 128 / L::STEP>(job, row);
-    score_one<E, 0>(job, row);
-}
-
-static void score_any(int64_t dtype, ScoreJob& job, int64_t rows) {
-    switch (dtype) {
-        case F32: return score<float>(job, rows);
-        case BF16: return score<bf16>(job, rows);
-        case F16: return score<f16>(job, rows);
-        default: return score<i8>(job, rows);
-    }
+static void score(const ScoreJob& job, int64_t rows) {
+    constexpr int STEP = Lanes<E>::STEP;
+    if (rows > 1) score_many<E>(job, rows / 2 * 2);
+    if (rows % 2 == 0) return;
+    if (job.width == 64 && 64 % STEP == 0) return score_single<E, 64 / STEP>(job, rows - 1);
+    if (job.width == 128 && 128 % STEP == 0) return score_single<E, 128 / STEP>(job, rows - 1);
+    score_single<E, 0>(job, rows - 1);
 }
 
 // ---- values ----------------------------------------------------------------------------------------------------------
@@ -175,8 +193,7 @@ struct ValueJob {
     float* sums;
     int64_t sums_stride;
     const float* keep;  // what the sums so far are multiplied by, per query row
-    Ahead ahead;
-    int64_t lines;  // to fetch ahead per key
+    const char* next;  // the half tile to fetch ahead
 };
 
 // Adds n values to C vectors of R rows from element `at` on; P partial sums each hide the latency of the additions.
@@ -188,6 +205,8 @@ static void value_block(ValueJob& job, int64_t row, int64_t at) {
     const float* w = job.weights + row * job.weights_stride;
     float* out = job.sums + row * job.sums_stride + at;
     const int rest = static_cast<int>(job.width - at);
+    constexpr int64_t BYTES = C * N * static_cast<int64_t>(sizeof(E));
+    const char* next = job.next + at * job.n * static_cast<int64_t>(sizeof(E)) / 2;
     vf sums[P][R][C];
     UNROLL for (int r = 0; r < R; ++r) {
         vf keep = set1(job.keep[row + r]);
@@ -198,6 +217,7 @@ static void value_block(ValueJob& job, int64_t row, int64_t at) {
     }
     auto one = [&](int64_t j, vf(&into)[R][C]) __attribute__((always_inline)) {
         vf x[C];
+        if constexpr (R == 1) fetch_half<BYTES>(next, j * BYTES);
         if constexpr (PART) {
             L::part(v + j * job.stride, rest, x);
         } else {
@@ -210,7 +230,6 @@ static void value_block(ValueJob& job, int64_t row, int64_t at) {
     };
     int64_t j = 0;
     for (; j + P <= job.n; j += P) {
-        job.ahead.fetch(job.lines * P);
         UNROLL for (int p = 0; p < P; ++p) one(j + p, sums[p]);
     }
     for (; j < job.n; ++j) one(j, sums[0]);
@@ -220,37 +239,69 @@ static void value_block(ValueJob& job, int64_t row, int64_t at) {
             UNROLL for (int p = 1; p < P; ++p) sum = add(sum, sums[p][r][c]);
             store(out + r * job.sums_stride + c * N, sum);
         }
-    job.lines = 0;
 }
 
-template <class E, int R>
-static void value_rows(ValueJob& job, int64_t row) {
-    constexpr int G = Lanes<E>::G, MOST = VALUE_VECTORS / R < 8 ? VALUE_VECTORS / R : 8;
-    int64_t at = 0;
-    for (; at + MOST * N <= job.width; at += MOST * N) value_block<E, R, MOST, false>(job, row, at);
-    if constexpr (MOST > 4)
-        if (at + 4 * N <= job.width) value_block<E, R, 4, false>(job, row, at), at += 4 * N;
-    if constexpr (MOST > 2)
-        if (at + 2 * N <= job.width) value_block<E, R, 2, false>(job, row, at), at += 2 * N;
-    if constexpr (G == 1)
-        if (at + N <= job.width) value_block<E, R, 1, false>(job, row, at), at += N;
-    if (at < job.width) value_block<E, R, G, true>(job, row, at);
+// C vectors of all rows: the tile's columns stay in the first-level cache for all of them.
+template <class E, int C, bool PART>
+static void value_columns(ValueJob& job, int64_t rows, int64_t at) {
+    int64_t row = 0;
+    if constexpr (C * ROW_BLOCK <= VALUE_VECTORS)
+        for (; row + ROW_BLOCK <= rows; row += ROW_BLOCK) value_block<E, ROW_BLOCK, C, PART>(job, row, at);
+    if constexpr (C * 2 <= VALUE_VECTORS)
+        for (; row + 2 <= rows; row += 2) value_block<E, 2, C, PART>(job, row, at);
+    for (; row < rows; ++row) value_block<E, 1, C, PART>(job, row, at);
 }
 
 template <class E>
 static void sum_values(ValueJob& job, int64_t rows) {
-    int64_t row = 0;
-    for (; row + ROW_BLOCK <= rows; row += ROW_BLOCK) value_rows<E, ROW_BLOCK>(job, row);
-    for (; row + 2 <= rows; row += 2) value_rows<E, 2>(job, row);
-    if (row < rows) value_rows<E, 1>(job, row);
+    constexpr int G = Lanes<E>::G, MANY = VALUE_VECTORS / ROW_BLOCK;
+    int64_t at = 0;
+    if (rows == 1)
+        for (; at + 8 * N <= job.width; at += 8 * N) value_columns<E, 8, false>(job, rows, at);
+    if constexpr (MANY >= 4)
+        for (; at + 4 * N <= job.width; at += 4 * N) value_columns<E, 4, false>(job, rows, at);
+    for (; at + 2 * N <= job.width; at += 2 * N) value_columns<E, 2, false>(job, rows, at);
+    if constexpr (G == 1)
+        if (at + N <= job.width) value_columns<E, 1, false>(job, rows, at), at += N;
+    if (at < job.width) value_columns<E, G, true>(job, rows, at);
 }
 
-static void sum_values_any(int64_t dtype, ValueJob& job, int64_t rows) {
+// ---- what depends on the dtype of a stream ---------------------------------------------------------------------------
+
+#include INT8_FILE
+
+// Where element i of a query or a sum stands.
+static int64_t place_of(int64_t dtype, int64_t i) {
+    if (dtype == BF16) return i / (2 * N) * (2 * N) + i % 2 * N + i % (2 * N) / 2;
+    return dtype == I8 ? int8_place(i) : i;
+}
+
+static int64_t up_to(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
+
+// Floats that a query of this width takes, and a row of sums.
+static int64_t query_floats(int64_t dtype, int64_t width) {
+    return dtype == I8 ? int8_query_floats(width) : up_to(width, dtype == BF16 ? 2 * N : N);
+}
+static int64_t sum_floats(int64_t dtype, int64_t width) {
+    return up_to(width, dtype == I8 ? INT8_STEP : dtype == BF16 ? 2 * N : N);
+}
+
+static void score_any(int64_t dtype, const ScoreJob& job, int64_t rows) {
+    switch (dtype) {
+        case F32: return score<float>(job, rows);
+        case BF16: return score<bf16>(job, rows);
+        case F16: return score<f16>(job, rows);
+        default: return score_int8(job, rows);
+    }
+}
+
+static void sum_any(int64_t dtype, ValueJob& job, int64_t rows, const float* scale, float* scratch,
+                    int64_t scratch_stride) {
     switch (dtype) {
         case F32: return sum_values<float>(job, rows);
         case BF16: return sum_values<bf16>(job, rows);
         case F16: return sum_values<f16>(job, rows);
-        default: return sum_values<i8>(job, rows);
+        default: return sum_int8(job, rows, scale, scratch, scratch_stride);
     }
 }
 
@@ -325,35 +376,37 @@ static void distances(const Plan& plan, const float* row, int64_t q, const Tile&
 }
 
 struct RowState {
-    float *high, *sum, *keep;  // largest score so far, sum of weights, factor for what was summed before
+    float *shift, *sum, *keep;  // what scores are taken relative to; N partial sums of weights; factor for earlier sums
 };
 
-// Scores (in units of log 2) to weights, in place, over n keys and the tile's padding up to a multiple of N.
+// Scores (in units of log 2) to weights 2^(score - shift), in place, over n keys and on to a multiple of N.
+// The shift follows the largest score only when that is more than LAG above it: weights up to 2^LAG lose nothing, and
+// the exponentials need not wait for the maximum.
 static void online_softmax(float* s, int64_t n, RowState state) {
-    int64_t padded = (n + N - 1) / N * N;
+    constexpr float LAG = 8.f;
+    const int64_t padded = (n + N - 1) / N * N;
     for (int64_t j = n; j < padded; ++j) s[j] = -INFINITY;
     vf high = load(s);
     for (int64_t j = N; j < padded; j += N) high = vmax(high, load(s + j));
-    float before = *state.high, now = std::max(before, hmax(high));
+    vf sum = load(state.sum);
     *state.keep = 1.f;
-    if (now == -INFINITY) {
+    if (any_above(high, *state.shift + LAG)) {
+        float now = hmax(high), factor[N];
+        store(factor, exp2v(set1(*state.shift - now)));
+        *state.keep = factor[0];
+        *state.shift = now;
+        sum = mul(sum, set1(factor[0]));
+    } else if (*state.shift == -INFINITY) {  // nothing seen so far
         for (int64_t j = 0; j < padded; j += N) store(s + j, zero());
         return;
     }
-    if (now > before) {
-        float factor[N];
-        store(factor, exp2v(set1(before - now)));
-        *state.keep = factor[0];
-        *state.sum *= factor[0];
-        *state.high = now;
-    }
-    vf sum = zero(), shift = set1(now);
+    vf shift = set1(*state.shift);
     for (int64_t j = 0; j < padded; j += N) {
         vf a = exp2v(sub(load(s + j), shift));
         store(s + j, a);
         sum = add(sum, a);
     }
-    *state.sum += hsum(sum);
+    store(state.sum, sum);
 }
 
 // ---- a unit of work --------------------------------------------------------------------------------------------------
@@ -386,12 +439,13 @@ static void take_query(const Plan& plan, const Term& term, const E* q, float* ou
     for (int64_t i = 0; i < term.keys.width; ++i) {
         float x = to_float(q[i]) * scale;
         if (term.rotate == NONE)
-            out[place(term.keys.dtype, i)] = term.gain ? x * term.gain[i] : x;
+            out[term.keys.dtype == I8 ? i : place_of(term.keys.dtype, i)] = term.gain ? x * term.gain[i] : x;
         else if (term.rotate == INTERLEAVED && i < term.rotated)
             out[i % 2 * (term.rotated / 2) + i / 2] = x;
         else
             out[i] = x;
     }
+    if (term.keys.dtype == I8 && term.rotate == NONE) pack_int8_query(out, term.keys.width);
 }
 
 static void take_queries(const Plan& plan, const Component& c, int64_t b, float* scratch) {
@@ -409,19 +463,22 @@ static void take_queries(const Plan& plan, const Component& c, int64_t b, float*
     }
 }
 
-// The memory of keys t .. t + n - 1, to be fetched ahead; nothing where the view is a small part of its rows.
-static Ahead memory_of(const View& view, int64_t b, int64_t g, int64_t t, int64_t n) {
-    Ahead ahead;
-    if (n <= 0 || view.row_bytes() > 2 * view.width * ITEM_SIZE[view.dtype]) return ahead;
-    ahead.next = view.at(b, g, t);
-    ahead.end = ahead.next + n * view.row_bytes();
-    return ahead;
+// Scores from the products of a term: times the keys' scales, added to what other terms gave.
+static void gather_products(const float* products, int64_t stride, const float* scale, bool accumulate, int64_t rows,
+                            int64_t n, float* scores, int64_t scores_stride) {
+    for (int64_t r = 0; r < rows; ++r, products += stride, scores += scores_stride)
+        for (int64_t j = 0; j < n; j += N) {
+            const int left = static_cast<int>(n - j);
+            vf s = load(products + j);
+            if (scale) s = mul(s, left >= N ? load(scale + j) : load_part(scale + j, left));
+            store(scores + j, accumulate ? add(s, load(scores + j)) : s);
+        }
 }
 
 // Adds a term's products with n keys to the scores of the query heads [h0, h1) whose scores begin at `scores`.
 static void score_term(const Plan& plan, const Component& c, const Term& term, int64_t b, int64_t h0, int64_t h1,
                        int64_t t, int64_t n, bool accumulate, float* scores, const Scratch& scratch, int64_t end,
-                       Ahead* shared) {
+                       int64_t value_lead) {
     for (int64_t g = shared_head(term.keys.heads, h0); g < term.keys.heads.count; ++g) {
         int64_t a = std::max<int64_t>(term.keys.heads.bounds[g], h0);
         int64_t z = std::min<int64_t>(term.keys.heads.bounds[g + 1], h1);
@@ -430,27 +487,23 @@ static void score_term(const Plan& plan, const Component& c, const Term& term, i
         ScoreJob job;
         job.keys = term.keys.at(b, g, t);
         job.stride = term.keys.stride_t, job.n = n, job.width = term.keys.width;
-        job.scale = term.keys.scales(b, g, t);
+        const float* scale = term.keys.scales(b, g, t);
+        float* to = scores + (a - h0) * plan.M * plan.chunk;
+        const bool raw = scale || accumulate;  // then products are put aside first
         job.q = scratch.q + term.q_offset + (a - c.h0) * plan.M * term.padded;
         job.q_stride = term.padded;
-        job.scores = scores + (a - h0) * plan.M * plan.chunk;
-        job.scores_stride = plan.chunk;
-        job.accumulate = accumulate;
-        int64_t blocks = (n + N - 1) / N, parts = blocks;
-        if (shared) {  // the value's memory: half of it while scoring, the rest while summing
-            job.ahead = *shared;
-            parts *= 2;
-        } else {
-            job.ahead = memory_of(term.keys, b, g, t + n, std::min(plan.tile, end - t - n));
-        }
-        job.lines = ((job.ahead.end - job.ahead.next) / 64 + parts) / parts;
+        job.out = raw ? scratch.weights : to;
+        job.out_stride = raw ? plan.tile : plan.chunk;
+        // a stream that is also the value is fetched ahead in the order of the value heads
+        job.next = term.keys.at(b, g, t) + (term.fetches ? (t + n < end ? n * term.keys.row_bytes() : 0) : value_lead);
         int64_t dtype = term.keys.dtype;
         if (term.rotate) {
             rotate_any(term, b, g, t, n, plan.positions(b) + t, scratch.rotated);
             job.keys = scratch.rotated, job.stride = job.width = term.padded, dtype = F32;
         }
-        score_any(dtype, job, (z - a) * plan.M);
-        if (shared) *shared = job.ahead;
+        const int64_t rows = (z - a) * plan.M;
+        score_any(dtype, job, rows);
+        if (raw) gather_products(scratch.weights, plan.tile, scale, accumulate, rows, n, to, plan.chunk);
     }
 }
 
@@ -483,7 +536,7 @@ static void weigh(const Plan& plan, const Component& c, int64_t b, int64_t h0, i
             if (seen != WHOLE)
                 for (int64_t j = 0; j < n; ++j)
                     if (seen == HIDDEN || !visible(plan, q, positions[j])) s[j] = -INFINITY;
-            online_softmax(s, n, RowState{states.high + row, states.sum + row, states.keep + row});
+            online_softmax(s, n, RowState{states.shift + row, states.sum + row * N, states.keep + row});
             if (entries[2])
                 for (int64_t j = 0; j < n; j += N) store(s + j, mul(load(s + j), load(entries[2] + j)));
         }
@@ -491,7 +544,7 @@ static void weigh(const Plan& plan, const Component& c, int64_t b, int64_t h0, i
 
 // Adds the values of one tile to the sums of the query heads [h0, h1), which share value head g (flat: all heads).
 static void add_values(const Plan& plan, const Component& c, int64_t b, int64_t g, int64_t h0, int64_t h1, int64_t t,
-                       int64_t n, float* scores, const Scratch& scratch, float* sums, Ahead ahead) {
+                       int64_t n, float* scores, const Scratch& scratch, float* sums, int64_t lead) {
     const View& value = plan.value;
     const int64_t rows = (h1 - h0) * plan.M, row0 = (h0 - c.h0) * plan.M, count = plan.flat ? value.heads.count : 1;
     for (int64_t i = 0; i < count; ++i) {
@@ -502,15 +555,8 @@ static void add_values(const Plan& plan, const Component& c, int64_t b, int64_t 
         job.sums = sums + row0 * plan.padded_value + i * (plan.padded_value / count);
         job.sums_stride = plan.padded_value;
         job.keep = scratch.keep + row0;
-        job.ahead = plan.flat ? Ahead() : ahead;
-        job.lines = ((job.ahead.end - job.ahead.next) / 64 + n) / n;
-        if (const float* scale = value.scales(b, g + i, t)) {
-            for (int64_t r = 0; r < rows; ++r)
-                for (int64_t j = 0; j < n; ++j)
-                    scratch.weights[r * plan.tile + j] = scores[r * plan.chunk + j] * scale[j];
-            job.weights = scratch.weights, job.weights_stride = plan.tile;
-        }
-        sum_values_any(value.dtype, job, rows);
+        job.next = value.at(b, g + i, t) + (plan.flat ? 0 : lead + n * value.row_bytes() / 2);
+        sum_any(value.dtype, job, rows, value.scales(b, g + i, t), scratch.weights, plan.tile);
     }
 }
 
@@ -519,10 +565,11 @@ static void write_rows(const Plan& plan, const Component& c, int64_t b, const fl
     const int64_t count = plan.flat ? plan.value.heads.count : 1, each = plan.padded_value / count;
     Out* out = reinterpret_cast<Out*>(plan.out) + (b * plan.H + c.h0) * plan.M * plan.out_width;
     for (int64_t row = 0; row < (c.h1 - c.h0) * plan.M; ++row, sums += plan.padded_value) {
-        float factor = weights[row] == 0.f ? 0.f : 1.f / weights[row];  // a query that sees nothing gets zeros
+        const float total = hsum(load(weights + row * N));
+        const float factor = total == 0.f ? 0.f : 1.f / total;  // a query that sees nothing gets zeros
         for (int64_t i = 0; i < count; ++i)
             for (int64_t d = 0; d < plan.value.width; ++d)
-                from_float(sums[i * each + place(plan.value.dtype, d)] * factor, *out++);
+                from_float(sums[i * each + place_of(plan.value.dtype, d)] * factor, *out++);
     }
 }
 
@@ -542,7 +589,7 @@ static void run_unit(const Plan& plan, const Unit& unit, float* memory, float* p
     const RowState states{sums + plan.max_rows * plan.padded_value, sums + plan.max_rows * (plan.padded_value + 1),
                           scratch.keep};
     std::fill(sums, sums + plan.partial_floats, 0.f);
-    std::fill(states.high, states.high + rows, -INFINITY);
+    std::fill(states.shift, states.shift + rows, -INFINITY);
     take_queries(plan, c, b, scratch.q);
 
     for (int64_t t = unit.t0; t < unit.t1; t += plan.chunk) {
@@ -552,7 +599,7 @@ static void run_unit(const Plan& plan, const Unit& unit, float* memory, float* p
             if (!term.early) continue;
             for (int64_t at = t; at < stop; at += plan.tile)
                 score_term(plan, c, term, b, c.h0, c.h1, at, std::min(plan.tile, stop - at), scored,
-                           scratch.scores + (at - t), scratch, unit.t1, nullptr);
+                           scratch.scores + (at - t), scratch, unit.t1, 0);
             scored = true;
         }
         for (int64_t v = 0; v < groups; ++v) {
@@ -566,16 +613,15 @@ static void run_unit(const Plan& plan, const Unit& unit, float* memory, float* p
                 // what comes after this tile: the next one, or the next value head's, or the next chunk
                 int64_t next = at + n, next_g = g;
                 if (next == stop) next_g = v + 1 < groups ? g + 1 : c.v0, next = v + 1 < groups ? t : stop;
-                Ahead ahead = memory_of(plan.value, b, next_g, next, std::min(plan.tile, unit.t1 - next));
+                const int64_t lead = next < unit.t1 ? plan.value.at(b, next_g, next) - plan.value.at(b, g, at) : 0;
                 bool accumulate = scored;
                 for (const Term& term : plan.terms) {
                     if (term.early) continue;
-                    score_term(plan, c, term, b, h0, h1, at, n, accumulate, scores, scratch, unit.t1,
-                               term.fetches ? nullptr : &ahead);
+                    score_term(plan, c, term, b, h0, h1, at, n, accumulate, scores, scratch, unit.t1, lead);
                     accumulate = true;
                 }
                 weigh(plan, c, b, h0, h1, at, n, scores, scratch, states);
-                add_values(plan, c, b, g, h0, h1, at, n, scores, scratch, sums, ahead);
+                add_values(plan, c, b, g, h0, h1, at, n, scores, scratch, sums, lead);
             }
         }
     }
@@ -587,18 +633,19 @@ static void merge(const Plan& plan, const Item& item, float* partials) {
     const Component& c = plan.components[item.component];
     const int64_t width = plan.padded_value;
     float* sums = partials + item.first_slot * plan.partial_floats;
-    float *highs = sums + plan.max_rows * width, *weights = highs + plan.max_rows;
+    float *shifts = sums + plan.max_rows * width, *weights = shifts + plan.max_rows;
     for (int64_t row = 0; row < (c.h1 - c.h0) * plan.M; ++row)
         for (int64_t slot = 1; slot < item.slots; ++slot) {
             const float* more = sums + slot * plan.partial_floats;
-            float high = more[plan.max_rows * width + row], weight = more[plan.max_rows * (width + 1) + row];
-            if (high == -INFINITY) continue;
-            float now = std::max(highs[row], high);
-            float old_factor = std::exp2(highs[row] - now), factor = std::exp2(high - now);
+            const float *more_weights = more + (weights - sums), shift = more[shifts - sums + row];
+            if (shift == -INFINITY) continue;
+            float now = std::max(shifts[row], shift);
+            float old_factor = std::exp2(shifts[row] - now), factor = std::exp2(shift - now);
             for (int64_t d = 0; d < width; ++d)
                 sums[row * width + d] = sums[row * width + d] * old_factor + more[row * width + d] * factor;
-            weights[row] = weights[row] * old_factor + weight * factor;
-            highs[row] = now;
+            for (int64_t i = row * N; i < (row + 1) * N; ++i)
+                weights[i] = weights[i] * old_factor + more_weights[i] * factor;
+            shifts[row] = now;
         }
     write_out(plan, c, item.b, sums, weights);
 }

@@ -25,6 +25,8 @@ INLINE float hmax(vf a) {
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
 }
+// Whether a lane is above x, or not a number.
+INLINE bool any_above(vf a, float x) { return _mm256_movemask_ps(_mm256_cmp_ps(a, set1(x), _CMP_NLE_UQ)) != 0; }
 INLINE vf reverse(vf a) {
     return _mm256_permutevar8x32_ps(a, _mm256_set_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }

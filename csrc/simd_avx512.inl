@@ -20,6 +20,8 @@ INLINE float hmax(vf a) { return _mm512_reduce_max_ps(a); }
 INLINE __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 INLINE __mmask32 first32(int n) { return static_cast<__mmask32>((1ull << n) - 1ull); }
 
+// Whether a lane is above x, or not a number.
+INLINE bool any_above(vf a, float x) { return _mm512_cmp_ps_mask(a, set1(x), _CMP_NLE_UQ) != 0; }
 INLINE vf reverse(vf a) {
     const __m512i order = _mm512_set_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_permutexvar_ps(order, a);

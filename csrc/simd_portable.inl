@@ -25,6 +25,8 @@ INLINE float hmax(vf a) {
     float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
     return x > y ? x : y;
 }
+// Whether a lane is above x, or not a number.
+INLINE bool any_above(vf a, float x) { return !(hmax(a) <= x); }
 INLINE vf reverse(vf a) { return vf{a[3], a[2], a[1], a[0]}; }
 INLINE void deinterleave(vf& x, vf& y) {
     vf a{x[0], x[2], y[0], y[2]}, b{x[1], x[3], y[1], y[3]};

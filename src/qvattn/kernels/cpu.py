@@ -2,8 +2,8 @@
 
 What a request may be is said by `cpu_refuses`; the loops are in csrc/. Requests go to the library as one row of
 integers (`_request`, read by `read_request` in csrc/decode.cpp): addresses, dtypes and strides, so that a call costs
-microseconds. Under `torch.compile` and export the same request goes through the operator `qvattn::decode`, which the compiler keeps
-as one node; called directly, that detour would cost more time than a short step itself.
+microseconds. Under `torch.compile` and export the same request goes through the operator `qvattn::decode`, which the
+compiler keeps as one node; called directly, that detour would cost more time than a short step itself.
 """
 
 from __future__ import annotations
