@@ -65,7 +65,7 @@ def test_different_line_counts_name_both(tmp_path):
         (b"cut \xc3", r"line 1: not UTF-8"),
         (b"", r"t\.en is empty"),
         ("a\n".encode("utf-16"), "UTF-16"),
-        (gzip.compress(b"a\n"), r"must end in \.gz"),
+        (gzip.compress(b"a\n", mtime=0), r"must end in \.gz"),
     ],
 )
 def test_bad_bytes_name_file_and_line(tmp_path, source, says):
