@@ -43,6 +43,8 @@ COMMANDS: dict[str, CommandEntry] = {
     "check": CommandEntry("qvattn.cli.check:check", "Check why cached decoding is right, on a trained model."),
     "explain": CommandEntry("qvattn.cli.explain:explain", "Walk one decoding step with every shape."),
     "plan": CommandEntry("qvattn.cli.plan:plan", "Plan memory and speed of a model and its conversions."),
+    "affinity": CommandEntry("qvattn.cli.affinity:affinity", "Show what heads attend to, against a known grammar."),
+    "recall": CommandEntry("qvattn.cli.recall:recall", "Show which variants solved associative recall."),
     "variants": CommandEntry("qvattn.cli.variants:variants", "What every variant caches and computes at a width."),
 }
 

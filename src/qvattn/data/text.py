@@ -23,6 +23,7 @@ from .lines import read_lines, resolve
 from .parallel import IGNORED_LABEL
 from .ragged import encode_texts
 from .spec import DataSpec
+from .synthetic.mqar import MqarSpec, mqar_texts
 from .tokenizer import PAD_ID, train_tokenizer
 from .verses import load_chapters
 
@@ -42,8 +43,6 @@ def load_text(spec: DataSpec) -> TextCorpus:
     """Load and split the text corpus that `spec` names. Errors are `UserError`s that name the file or field."""
     if not spec.is_text:
         raise UserError(f"data.corpus={spec.corpus!r} holds sentence pairs: text, hub-text or kjv is needed")
-    if spec.corpus == "mqar":
-        raise UserError("data.corpus='mqar' holds rows of ids and no text: make_mqar is needed")
     raw, notes = _read(spec)
     splits: dict[str, list[str]] = {}
     for split in ("train", "valid", "test"):
@@ -127,6 +126,8 @@ def collate_text(dataset: TextDataset, indices: Sequence[int]) -> dict[str, Tens
 def _read(spec: DataSpec) -> tuple[dict[str, list[str]], dict[str, int | str]]:
     if spec.corpus == "kjv":
         return load_chapters()
+    if spec.corpus == "mqar":  # its rows as words, to look at; training takes the rows with their answers
+        return mqar_texts(spec.mqar or MqarSpec(), spec.block_size), {}
     if spec.hub is not None:
         return load_hub_texts(spec.hub, spec.max_train_pairs), {}
     names = {split: f"{split}_text" for split in ("train", "valid", "test")}
@@ -141,4 +142,5 @@ def _read(spec: DataSpec) -> tuple[dict[str, list[str]], dict[str, int | str]]:
 def _name(spec: DataSpec) -> str:
     if spec.hub is not None:
         return f"{spec.hub.name}/{spec.hub.config}" if spec.hub.config else spec.hub.name
-    return "King James text" if spec.corpus == "kjv" else str(spec.train_text)
+    named = {"kjv": "King James text", "mqar": "multi-query associative recall"}
+    return named.get(spec.corpus, str(spec.train_text))

@@ -17,7 +17,7 @@ beyond the seed, and a longer split begins with the shorter one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -80,7 +80,8 @@ class Token(NamedTuple):
     """A word of a sentence with what is known about it.
 
     head: index of the word it modifies, in its own sentence; NO_HEAD for the verb.  aligned: index of its partner in
-    the other sentence.  fits: whether its affinity class is its head's; None where no affinity is defined.
+    the other sentence.  fits: whether its affinity class is its head's; None where no affinity is asked of the pair.
+    group: its affinity class, None for determiners.
     """
 
     word: str
@@ -88,6 +89,7 @@ class Token(NamedTuple):
     head: int
     aligned: int
     fits: bool | None
+    group: int | None
 
 
 @dataclass(frozen=True)
@@ -219,17 +221,14 @@ def _written(source: list[_Node], target: list[_Node], spec: ControlledSpec) -> 
     in_source = {id(node): i for i, node in enumerate(source)}
     in_target = {id(node): i for i, node in enumerate(target)}
 
-    def tokens(
-        nodes: Sequence[_Node], own: dict[int, int], other: dict[int, int], words: Sequence[str]
-    ) -> tuple[Token, ...]:
-        return tuple(
-            Token(word, node.kind, NO_HEAD if node.head is None else own[id(node.head)], other[id(node)], node.fits)
-            for node, word in zip(nodes, words, strict=True)
-        )
+    def token(node: _Node, word: str, own: dict[int, int], other: dict[int, int]) -> Token:
+        head = NO_HEAD if node.head is None else own[id(node.head)]
+        group = None if node.kind == "determiner" else node.lexeme % spec.affinity_classes
+        return Token(word, node.kind, head, other[id(node)], node.fits, group)
 
     return Sentence(
-        tokens(source, in_source, in_target, [_source_word(node) for node in source]),
-        tokens(target, in_target, in_source, [_target_word(node, spec) for node in target]),
+        tuple(token(node, _source_word(node), in_source, in_target) for node in source),
+        tuple(token(node, _target_word(node, spec), in_target, in_source) for node in target),
     )
 
 

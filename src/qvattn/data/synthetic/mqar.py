@@ -143,6 +143,13 @@ def make_mqar(spec: MqarSpec, length: int, split: Split) -> MqarDataset:
     return MqarDataset(*(part.astype(np.int32) for part in (ids, questions, values[:, :pairs], gaps)))
 
 
+def mqar_texts(spec: MqarSpec, length: int) -> dict[str, list[str]]:
+    """Every row as words, apart by spaces, by split."""
+    words = [*("",) * FIRST_ID, *mqar_words(spec)]
+    rows = {split: make_mqar(spec, length, split).ids.tolist() for split in _SPLITS}
+    return {split: [" ".join(words[i] for i in row) for row in ids] for split, ids in rows.items()}
+
+
 def _shuffled(draw: Draw, rows: int, count: int) -> npt.NDArray[np.int64]:
     """`(rows, count)`: an order of range(count) per row."""
     return np.argsort(draw.random((rows, count)), axis=1, kind="stable")

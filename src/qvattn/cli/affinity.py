@@ -1,0 +1,90 @@
+"""`qvattn affinity`: what each head attends to, held against a known grammar. No logic of its own."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qvattn.cli.output import print_json, say, stdout_console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from qvattn.lab.affinity import Line
+    from qvattn.lab.statistics import Estimate
+
+
+class Which(StrEnum):
+    """Which of a run's models."""
+
+    best = "best"
+    last = "last"
+
+
+def affinity(
+    directories: Annotated[
+        list[Path], typer.Argument(help="Run directories, or directories that hold some.", metavar="RUN...")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("affinity.html"),
+    sentences: Annotated[int, typer.Option(min=1, help="Validation sentences, at most.")] = 500,
+    checkpoint: Annotated[Which, typer.Option(help="Which model of a run.")] = Which.best,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON on stdout.")] = False,
+) -> None:
+    """Measure what heads attend to, in runs on the controlled language (recipe `controlled`).
+
+    Per head: attention between word classes, how well it finds the word that a modifier belongs to, the modifiers of a
+    word and the partner of a translation, and whether words that go together attract each other. Writes a page with
+    heat maps, and all numbers beside it as JSON.
+    """
+    from qvattn.errors import UserError
+    from qvattn.lab.affinity import measure, summary
+    from qvattn.lab.affinity_page import write_page
+    from qvattn.lab.runs import find_runs
+    from qvattn.train.run import write_json
+
+    if output.is_dir() or output.suffix == ".json":
+        raise UserError(f"--output {output}: give an HTML file, such as affinity.html")
+    runs = []
+    for path in dict.fromkeys(run for root in directories for run in find_runs(root)):
+        runs.append(measure(path, sentences=sentences, checkpoint=checkpoint.value))
+        say(f"{path}: {runs[-1]['sentences']} sentences")
+    write_page(runs, output, title="Affinity")
+    write_json(output.with_suffix(".json"), {"runs": runs})
+    say(f"page: {output}, numbers: {output.with_suffix('.json')}")
+    if as_json:
+        print_json({"runs": runs})
+    else:
+        stdout_console().print(_table(summary(runs)))
+
+
+def _table(lines: list[Line]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("variant", "place", "looks for"):
+        table.add_column(column)
+    for column in ("best head finds it %", "its mass %", "mean mass %", "chance %", "fit effect"):
+        table.add_column(column, justify="right")
+    for line in lines:
+        numbers = (line.best_accuracy, line.best_mass, line.mean_mass)
+        table.add_row(
+            escape(line.name),
+            line.place,
+            line.relation,
+            *(_text(number) for number in numbers),
+            f"{100 * line.chance:.1f}",
+            _text(line.fit_effect),
+        )
+    return table
+
+
+def _text(value: Estimate | None) -> str:
+    if value is None:
+        return "–"
+    bar = "" if value.half_width is None else f" ± {100 * value.half_width:.1f}"
+    return f"{100 * value.mean:.1f}{bar}"

@@ -1,0 +1,37 @@
+"""`qvattn recall`: which variants solved associative recall, seed by seed. No logic of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qvattn.cli.output import print_json
+
+
+def recall(
+    directories: Annotated[
+        list[Path], typer.Argument(help="Run directories, or directories that hold some.", metavar="DIR...")
+    ],
+    gaps: Annotated[bool, typer.Option("--gaps", help="Also recall by the gap between pair and question.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON on stdout.")] = False,
+) -> None:
+    """Show, seed by seed, which variants solved multi-query associative recall (recipe `mqar`).
+
+    Prints a Markdown table: outcomes are mostly all or nothing, so every seed is shown beside mean and interval.
+    """
+    from qvattn.lab.recall import accuracy_by_gap, markdown, recall_rows
+    from qvattn.lab.runs import find_runs, is_complete
+
+    rows = recall_rows(directories)
+    runs = dict.fromkeys(path for root in directories for path in find_runs(root) if is_complete(path))
+    by_gap = {str(path): accuracy_by_gap(path) for path in runs} if gaps else {}
+    if as_json:
+        bins = {path: [vars(one) for one in found] for path, found in by_gap.items()}
+        print_json({"variants": [row.as_dict() for row in rows], "gaps": bins})
+        return
+    typer.echo(markdown(rows), nl=False)
+    for path, found in by_gap.items():
+        parts = ", ".join(f"{one.low}-{one.high}: {100 * one.accuracy:.1f}" for one in found)
+        typer.echo(f"{path}: recall % by gap: {parts}")
