@@ -22,7 +22,8 @@ from ..models import CausalLM
 from ..train.checkpoint import find_checkpoint
 from ..train.recipe import Recipe, read_recipe
 from .check.loading import find_run, load
-from .runs import RunRecord, find_runs, read_run
+from .experiment import RECIPE_NAME
+from .runs import RunRecord, find_runs, read_run, read_yaml
 from .statistics import Estimate, estimate
 
 SOLVED = 0.99
@@ -53,7 +54,7 @@ class RecallRow:
 
 
 def recall_rows(directories: Sequence[Path]) -> list[RecallRow]:
-    """A row per variant over the finished MQAR runs in these directories, in the order in which they occur.
+    """A row per variant over the finished MQAR runs in these directories, in the order of their comparison.
 
     Raises UserError if none of the runs is a finished one on MQAR.
     """
@@ -64,7 +65,16 @@ def recall_rows(directories: Sequence[Path]) -> list[RecallRow]:
     tasks = {str(_task(run)) for run in runs}
     if len(tasks) > 1:
         raise UserError(f"the runs differ in data.mqar or data.block_size, so they cannot be compared: {sorted(tasks)}")
-    return [_row(name, [run for run in runs if run.name == name]) for name in dict.fromkeys(run.name for run in runs)]
+    names = dict.fromkeys(run.name for run in runs)
+    planned = [name for directory in directories for name in _planned(directory)]
+    ordered = [*(name for name in dict.fromkeys(planned) if name in names), *(n for n in names if n not in planned)]
+    return [_row(name, [run for run in runs if run.name == name]) for name in ordered]
+
+
+def _planned(directory: Path) -> list[str]:
+    """The variants of the comparison in a directory, as its recipe lists them; none where it holds no comparison."""
+    grid = read_yaml(directory / RECIPE_NAME).get("compare") or {}
+    return [str(variant.get("name")) for variant in grid.get("variants", ())]
 
 
 def _task(run: RunRecord) -> dict[str, Any] | None:
