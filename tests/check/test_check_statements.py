@@ -10,6 +10,7 @@ import torch
 from specimens import language_model, subject_of, translation_model, with_cache
 
 from qvattn.errors import UserError
+from qvattn.kernels._native import native
 from qvattn.lab.check import CHECKS, CheckResult, Subject, run_checks
 from qvattn.models import QvattnModel
 from qvattn.streams import Stream, StreamCache
@@ -94,8 +95,8 @@ def test_a_cache_that_drops_the_past() -> None:
     markov = broken(run(subject, "not-markov"))
     assert "change of logits at t by token 1, least of all sentences" in markov
     assert "the same with the cached entry of token 1 alone swapped" in markov
-    one = run(subject, SLOW)
-    assert any("noticed by no logit" in name for name in broken(one))
+    if native() is not None:  # it never touches hidden keys; other kernels multiply them by 0, which a NaN survives
+        assert any("noticed by no logit" in name for name in broken(run(subject, SLOW)))
 
 
 def test_a_cache_that_alters_old_entries() -> None:

@@ -79,8 +79,11 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("invented")
-def test_command_from_recipe_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_from_recipe_to_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, out = write_recipe(tmp_path / "tiny.yaml"), tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/qvattn", "compare", str(path)])
     assert main(["compare", str(path), "--out", str(out), "--jobs", "2", "--json"]) == 0
     printed = capsys.readouterr()
     result = json.loads(printed.out)

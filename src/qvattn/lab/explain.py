@@ -183,8 +183,14 @@ def _source(tensor: Tensor, streams: Mapping[str, Tensor]) -> tuple[str, bool]:
 
 
 def _is_folded(term: ScoreTerm, queries: Mapping[str, Tensor]) -> bool:
-    """Whether the term's query is another tensor than the token's own queries, and no slice of one."""
-    return term.q._base is None and not any(term.q is q for q in queries.values())
+    """Whether the term's query is neither one of the token's own queries nor a slice of one."""
+    own = [_root(q) for q in queries.values()]
+    return not any(_root(term.q) is root for root in own)
+
+
+def _root(x: Tensor) -> Tensor:
+    """The tensor that x is a view of, or x itself."""
+    return x if x._base is None else x._base
 
 
 def _folded(
