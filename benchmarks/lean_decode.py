@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
 
 from qvattn.hf import lean
 from qvattn.hf.exact.layers import cache_nbytes
@@ -39,22 +39,39 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3": LATENT,
     "llama": WIDTHS | {"num_key_value_heads": 16, "intermediate_size": 1024},
     "gpt_neox": WIDTHS | {"intermediate_size": 1024},
+    "marian": {
+        "d_model": 512,
+        "encoder_layers": 1,
+        "decoder_layers": 4,
+        "encoder_attention_heads": 8,
+        "decoder_attention_heads": 8,
+        "encoder_ffn_dim": 1024,
+        "decoder_ffn_dim": 1024,
+        "vocab_size": 1000,
+        "pad_token_id": 0,
+        "decoder_start_token_id": 1,
+    },
     "gpt2": {"n_embd": 512, "n_layer": 4, "n_head": 16, "vocab_size": 1000, "n_positions": 8192},
 }
 
 
-def filled(model: Any, batch: int, context: int) -> DynamicCache:
+def filled(model: Any, batch: int, context: int) -> dict[str, Any]:
+    """What every step is given: a cache of `context` tokens, or encoded sources of that length."""
+    generator = torch.Generator().manual_seed(0)
+    if model.config.is_encoder_decoder:
+        cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+        return {"cache": cache, "encoder_outputs": (torch.randn(batch, context, 512, generator=generator),)}
     cache = DynamicCache(config=model.config)
-    ids = torch.randint(3, 1000, (batch, context), generator=torch.Generator().manual_seed(0))
-    for chunk in ids.split(512, dim=1):
+    for chunk in torch.randint(3, 1000, (batch, context), generator=generator).split(512, dim=1):
         model(input_ids=chunk, cache=cache, use_cache=True)
-    return cache
+    return {"cache": cache}
 
 
-def step_seconds(model: Any, cache: DynamicCache, batch: int) -> tuple[float, torch.Tensor]:
+def step_seconds(model: Any, given: dict[str, Any], batch: int) -> tuple[float, torch.Tensor]:
+    name = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
     token = torch.full((batch, 1), 7)
     start = time.perf_counter()
-    logits = model(input_ids=token, cache=cache, use_cache=True).logits
+    logits = model(**{name: token}, **given, use_cache=True).logits
     return time.perf_counter() - start, logits
 
 
@@ -62,15 +79,16 @@ def step_seconds(model: Any, cache: DynamicCache, batch: int) -> tuple[float, to
 def measure(family: str, context: int, batch: int, steps: int, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     config = AutoConfig.for_model(family, **FAMILIES[family], max_position_embeddings=8192)
-    plain = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    plain = auto.from_config(config, attn_implementation="sdpa").eval()
     other = copy.deepcopy(plain)
-    report = lean(other)
+    report = lean(other, tolerance=0.1)  # random W_K of this width: condition numbers of 1e3 to 1e5
     print(report, file=sys.stderr)
-    caches = [filled(model, batch, context) for model in (plain, other)]
+    given = [filled(model, batch, context) for model in (plain, other)]
     times: tuple[list[float], list[float]] = ([], [])
     worst = 0.0
     for i in range(steps + 2):
-        pair = [step_seconds(m, c, batch) for m, c in zip((plain, other), caches, strict=True)]
+        pair = [step_seconds(m, c, batch) for m, c in zip((plain, other), given, strict=True)]
         worst = max(worst, float((pair[0][1] - pair[1][1]).abs().max()))
         if i >= 2:
             for kept, (seconds, _) in zip(times, pair, strict=True):
@@ -85,8 +103,9 @@ def measure(family: str, context: int, batch: int, steps: int, seed: int) -> dic
         "shipped_ms": round(1e3 * before, 2),
         "lean_ms": round(1e3 * after, 2),
         "speedup": round(before / after, 2),
-        "shipped_cache_bytes": cache_nbytes(caches[0]),
-        "lean_cache_bytes": cache_nbytes(caches[1]),
+        "speedup_of_the_fastest_steps": round(min(times[0]) / min(times[1]), 2),
+        "shipped_cache_bytes": cache_nbytes(given[0]["cache"]),
+        "lean_cache_bytes": cache_nbytes(given[1]["cache"]),
         "largest_logit_difference": worst,
         "logit_spread": float(pair[0][1].std()),
     }

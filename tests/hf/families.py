@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
     DeepseekV2Config,
     DeepseekV3Config,
     Gemma4TextConfig,
@@ -134,6 +137,35 @@ CAUSAL: dict[str, Callable[..., PreTrainedConfig]] = {
     "llama_scaled": llama_scaled,
     "opt": opt,
 }
+
+
+def bart_like(kind: str, **changes: Any) -> PreTrainedConfig:
+    fields: dict[str, Any] = {
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "max_position_embeddings": 64,
+        "decoder_start_token_id": 1,
+        "forced_eos_token_id": None,
+        "forced_bos_token_id": None,
+        "tie_word_embeddings": False,
+    }
+    if kind == "whisper":
+        fields |= {"num_mel_bins": 6, "max_source_positions": 24, "max_target_positions": 64}
+        fields |= {"begin_suppress_tokens": None, "suppress_tokens": None}
+    return AutoConfig.for_model(kind, **(fields | SPECIAL | changes))
+
+
+SEQ2SEQ = ("bart", "marian", "mbart", "pegasus", "whisper")
+
+
+def seq2seq(kind: str, implementation: str = "sdpa", seed: int = 3, **changes: Any) -> PreTrainedModel:
+    auto = AutoModelForSpeechSeq2Seq if kind == "whisper" else AutoModelForSeq2SeqLM
+    return randomise(auto.from_config(bart_like(kind, **changes), attn_implementation=implementation), seed)
 
 
 def randomise(model: PreTrainedModel, seed: int) -> PreTrainedModel:

@@ -147,7 +147,7 @@ def test_rollback_and_refilling(name: str) -> None:
     ids = tokens(2, 30)
     expected = in_calls(other, ids, [30])[0]
     with torch.no_grad():
-        cache = in_calls(other, ids[:, :20], [20])[1]
+        cache = copy.deepcopy(in_calls(other, ids[:, :20], [20])[1])
         other(input_ids=tokens(2, 3, seed=9), cache=cache)
         cache.crop(-3)
         again = other(input_ids=ids[:, 20:], cache=cache).logits

@@ -35,7 +35,7 @@ def lean(model: Any, *, tolerance: float = TOLERANCE, partial: bool = False) -> 
         )
     kind = adapter(model_type)
     found: list[tuple[str, Any]] = [
-        (name, m) for name, m in model.named_modules() if type(m) is kind.lean_original() and kind.lean_serves(m)
+        (name, m) for name, m in model.named_modules() if type(m) is kind.lean_original() and kind.lean_serves(name)
     ]
     if not found:
         already = any(isinstance(m, LeanAttention) for m in model.modules())

@@ -54,8 +54,8 @@ class LeanAttention(nn.Module):
         return cls.__mro__[cls.__mro__.index(LeanAttention) + 1]
 
     @classmethod
-    def lean_serves(cls, module: nn.Module) -> bool:
-        """Whether a module of the original class is one to look at."""
+    def lean_serves(cls, name: str) -> bool:
+        """Whether a module of the original class, with this name in the model, is one to look at."""
         return True
 
     if TYPE_CHECKING:

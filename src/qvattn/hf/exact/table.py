@@ -7,6 +7,7 @@ from importlib import import_module
 from .core import LeanAttention
 
 ADAPTERS: dict[str, tuple[str, str]] = {
+    "bart": ("cross", "LeanBartAttention"),
     "deepseek_v2": ("deepseek", "LeanDeepseekV2Attention"),
     "deepseek_v3": ("deepseek", "LeanDeepseekV3Attention"),
     "gemma4": ("gemma4", "LeanGemma4Attention"),
@@ -14,7 +15,11 @@ ADAPTERS: dict[str, tuple[str, str]] = {
     "gpt2": ("gpt2", "LeanGPT2Attention"),
     "gpt_neox": ("gpt_neox", "LeanGPTNeoXAttention"),
     "llama": ("llama", "LeanLlamaAttention"),
+    "marian": ("cross", "LeanMarianAttention"),
+    "mbart": ("cross", "LeanMBartAttention"),
     "opt": ("opt", "LeanOPTAttention"),
+    "pegasus": ("cross", "LeanPegasusAttention"),
+    "whisper": ("cross", "LeanWhisperAttention"),
 }
 """model_type -> (module of this package, class)."""
 
