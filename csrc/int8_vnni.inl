@@ -32,7 +32,7 @@ static void pack_int8_query(float* q, int64_t width) {
         for (int64_t i = 0; i < std::min<int64_t>(64, width - at); ++i) {
             int32_t x = static_cast<int32_t>(std::lrintf(q[at + i] * inverse));
             high[i] = static_cast<int8_t>((x + 128) >> 8);
-            low[i] = static_cast<int8_t>(x - (high[i] << 8));
+            low[i] = static_cast<int8_t>(x - 256 * high[i]);
             tail.sum += x;
         }
         std::memcpy(bytes + at * 2, high, 64);

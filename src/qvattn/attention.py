@@ -15,6 +15,7 @@ from .errors import UserError
 from .geometry import Geometry
 from .kernels import attend, attend_with_weights
 from .positions import POSITIONS, DistanceTables, Rotation
+from .quantised import all_dense
 from .spec import AttentionSpec
 from .streams import StreamCache
 
@@ -174,6 +175,8 @@ class Attention(nn.Module):
         M, T = geometry.q_pos.shape[1], geometry.k_pos.shape[1]
         few = M <= FEW_QUERIES < T and not torch.is_grad_enabled()
         absorb = self.can_absorb and (self.route == "absorb" or (self.route == "auto" and few))
+        if self.variant.two_routes and not absorb:
+            streams = all_dense(streams)  # they are computed with here; elsewhere kernels read them as they are
         terms = (self.variant.absorb if absorb else self.variant.expand)(q, streams, k_rotation)
         dropout = self.spec.dropout if self.training else 0.0
         common: dict[str, Any] = {"scale": self.variant.scale, "tables": tables, "dropout": dropout}

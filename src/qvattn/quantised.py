@@ -8,6 +8,7 @@ This module knows nothing of attention: a `QuantisedStream` stands where a strea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,3 +60,8 @@ def quantise(x: Tensor) -> QuantisedStream:
 def dense(stream: Tensor | QuantisedStream) -> Tensor:
     """The stream as a plain tensor."""
     return stream.dequantise() if isinstance(stream, QuantisedStream) else stream
+
+
+def all_dense(streams: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Every stream as a plain tensor, for those who compute with streams themselves."""
+    return {name: dense(stream) for name, stream in streams.items()}

@@ -15,13 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from .errors import UserError
+from .quantised import QuantisedStream, quantise
 
+SCALE = " scale"
+"""Suffix of the buffer that holds the scales of an int8 stream, (B, G, capacity, 1) float32."""
 PADDING = -1
 """The position of a padding token: visible to nobody."""
 
@@ -62,7 +65,9 @@ class StreamCache:
     For inference: entries are stored detached.
 
     layers: one entry per layer: its streams, or the index of an earlier layer whose streams it shares.
-    batch_size: rows B.  capacity: tokens to reserve at first.  dtype, device: of the stored entries.
+    batch_size: rows B.  capacity: tokens to reserve at first.  device: of the stored entries.
+    dtype: of the stored entries; int8 quantises them on `write`, one float32 scale per token and head, and `read` then
+        gives `QuantisedStream`s.
     """
 
     def __init__(
@@ -86,15 +91,19 @@ class StreamCache:
                 raise UserError(f"layer {i} shares the streams of layer {owner}, which must be an earlier owner")
         self._positions = torch.full((batch_size, self._capacity), PADDING, dtype=torch.int32, device=self.device)
         self._layers: dict[int, dict[str, Tensor]] = {
-            i: {s.name: self._allocate(s.heads, s.width) for s in layer}
+            i: {s.name: self._allocate(s.heads, s.width, dtype) for s in layer}
             for i, layer in enumerate(layers)
             if not isinstance(layer, int)
         }
+        if dtype is torch.int8:
+            for buffers in self._layers.values():
+                scales = {n + SCALE: self._allocate(b.shape[1], 1, torch.float32) for n, b in buffers.items()}
+                buffers.update(scales)
         self._spares: dict[Hashable, Tensor] = {}
 
-    def _allocate(self, heads: int, width: int) -> Tensor:
+    def _allocate(self, heads: int, width: int, dtype: torch.dtype) -> Tensor:
         # not zeroed: nothing beyond the used length is ever read
-        return torch.empty(self.batch_size, heads, self._capacity, width, dtype=self.dtype, device=self.device)
+        return torch.empty(self.batch_size, heads, self._capacity, width, dtype=dtype, device=self.device)
 
     @property
     def positions(self) -> Tensor:
@@ -104,6 +113,8 @@ class StreamCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the cached stream entries: batch x length x elements x item size, shared layers counted once.
+
+        With int8 also the scales: 4 bytes per token, row and shared head.
 
         The token positions (4 bytes a token and row, once for all layers) are not streams and not counted.
         """
@@ -136,7 +147,7 @@ class StreamCache:
         self._spares.clear()
         for layer in self._layers.values():
             for name, buffer in layer.items():
-                grown = self._allocate(buffer.shape[1], buffer.shape[3])
+                grown = self._allocate(buffer.shape[1], buffer.shape[3], buffer.dtype)
                 grown[:, :, : self.length] = buffer[:, :, : self.length]
                 layer[name] = grown
         positions = torch.full((self.batch_size, self._capacity), PADDING, dtype=torch.int32, device=self.device)
@@ -157,12 +168,23 @@ class StreamCache:
         buffers = self._layers[layer]
         with torch.no_grad():
             for name, entry in entries.items():
-                count = entry.shape[2]
-                buffers[name][:, :, self.length - count : self.length] = entry
+                new = slice(self.length - entry.shape[2], self.length)
+                if self.dtype is torch.int8:
+                    small = quantise(entry)
+                    buffers[name][:, :, new] = small.data
+                    buffers[name + SCALE][:, :, new, 0] = small.scale
+                else:
+                    buffers[name][:, :, new] = entry
 
-    def read(self, layer: int) -> dict[str, Tensor]:
-        """All entries of `layer` (or of the layer it shares with): name -> (B, G, T, W), views without a copy."""
-        return {name: b[:, :, : self.length] for name, b in self._layers[self._owner[layer]].items()}
+    def read(self, layer: int) -> dict[str, Any]:
+        """All entries of `layer` (or of the layer it shares with): name -> (B, G, T, W), views without a copy.
+
+        Tensors, or with dtype int8 `QuantisedStream`s.
+        """
+        used = {name: b[:, :, : self.length] for name, b in self._layers[self._owner[layer]].items()}
+        if self.dtype is not torch.int8:
+            return used
+        return {n: QuantisedStream(b, used[n + SCALE][..., 0]) for n, b in used.items() if n + SCALE in used}
 
     def owns(self, layer: int) -> bool:
         """Whether `layer` writes streams of its own."""

@@ -20,6 +20,7 @@ from ..kernels import attend, choose
 from ..kernels.cpu import attend_cpu
 from ..models.block import Block, Memory, Stack
 from ..positions import DistanceTables, Position, Rotation
+from ..quantised import all_dense
 from ..streams import StreamCache
 from ..variants import Terms
 from .lean import Linear, join_maps_of_input, lean
@@ -80,6 +81,8 @@ class LeanAttention:
         """Queries over streams -> (B, M, E)."""
         M, T = geometry.q_pos.shape[1], geometry.k_pos.shape[1]
         absorb = self.must_absorb or (self.may_absorb and M < T)
+        if self.variant.two_routes and not absorb:
+            streams = all_dense(streams)
         terms: Terms = (self.variant.absorb if absorb else self.variant.expand)(q, streams, rotation)
         tables = self.tables(geometry)
         if M == 1 and self._goes_direct(terms, tables):

@@ -93,6 +93,7 @@ def native() -> Native | None:
     return found if isinstance(found, Native) else None
 
 
+@torch.compiler.assume_constant_result
 def why_missing() -> str | None:
     """Why there is no native kernel here, or None."""
     found = _load()

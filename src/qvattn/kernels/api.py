@@ -86,7 +86,7 @@ def _validate(scores: Sequence[ScoreTerm], value: ValueTerm, geometry: Geometry,
         raise UserError(
             f"geometry is for M={geometry.q_pos.shape[1]}, T={geometry.k_pos.shape[1]}, the tensors have M={M}, T={T}"
         )
-    if tables is not None:
+    if tables is not None and not torch.compiler.is_compiling():  # positions are not known while a graph is traced
         _validate_tables(tables, geometry, H)
 
 

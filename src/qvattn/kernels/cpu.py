@@ -21,8 +21,8 @@ from torch import Tensor
 from ..errors import UserError
 from ..geometry import Geometry
 from ..positions.base import DistanceTables, Rotation
+from ..quantised import QuantisedStream
 from ._native import native, why_missing
-from .quantised import QuantisedStream
 from .terms import ScoreTerm, ValueTerm
 
 MOST_QUERIES = 16
@@ -88,7 +88,10 @@ def attend_cpu(
     scale: float,
     tables: DistanceTables | None = None,
 ) -> Tensor:
-    """As `attend_reference`, without weights. The request must be one that `cpu_refuses` does not refuse."""
+    """As `attend_reference`, without weights. The request must be one that `cpu_refuses` does not refuse.
+
+    Raises UserError where shapes do not fit together: the library trusts what it is told.
+    """
     if torch.compiler.is_compiling():
         tensors, meta = _flatten(scores, value, geometry, tables)
         return cast(Tensor, torch.ops.qvattn.decode(tensors, meta, scale))
@@ -121,7 +124,7 @@ def _request(
     B, H, M, _ = scores[0].q.shape
     T = value.stream.shape[2]
     width = value.stream.shape[3] - value.start if value.width is None else value.width
-    q_pos, k_pos = _positions(geometry)
+    q_pos, k_pos = _positions(geometry, B, M, T)
     dtype = scores[0].q.dtype
     out = torch.empty((B, H, M, width * value.stream.shape[1] if value.flat else width), dtype=dtype)
     keep: list[Any] = [q_pos, k_pos]
@@ -130,16 +133,19 @@ def _request(
     if tables is None:
         request.extend((0,) * 8)
     else:
-        request.extend(_table_fields(tables, keep))
+        request.extend(_table_fields(tables, H, keep))
     request.append(value.flat)
-    request.extend(_view_fields(value.stream, value.start, width, value.groups))
+    request.extend(_view_fields(value.stream, (B, None if value.flat else H, T), value.start, width, value.groups))
     for term in scores:
-        request.extend(_term_fields(term, k_pos, keep))
+        request.extend(_term_fields(term, (B, H, M, T), k_pos, keep))
     return request, out, keep
 
 
-def _positions(geometry: Geometry) -> tuple[Tensor, Tensor]:
+def _positions(geometry: Geometry, B: int, M: int, T: int) -> tuple[Tensor, Tensor]:
     q_pos, k_pos = geometry.q_pos, geometry.k_pos
+    for name, x, length in (("q_pos", q_pos, M), ("k_pos", k_pos, T)):
+        if x.shape[1] != length or x.shape[0] not in (1, B):
+            raise UserError(f"geometry.{name} has shape {tuple(x.shape)}, expected [{B} or 1, {length}]")
     if q_pos.dtype is torch.int32 and k_pos.dtype is torch.int32 and q_pos.stride(1) == 1 and k_pos.stride(1) == 1:
         return q_pos, k_pos
     return geometry.recall("int32", lambda: (q_pos.to(torch.int32).contiguous(), k_pos.to(torch.int32).contiguous()))
@@ -150,15 +156,16 @@ def _rows(x: Tensor) -> tuple[int, int]:
     return x.data_ptr(), x.stride(0) if x.shape[0] > 1 else 0
 
 
-def _table_fields(tables: DistanceTables, keep: list[Any]) -> list[int]:
+def _table_fields(tables: DistanceTables, H: int, keep: list[Any]) -> list[int]:
     fields: list[int] = []
-    size = 0
+    size = next((t.shape[1] for t in (tables.mul, tables.add, tables.value_mul) if t is not None), 0)
     known: dict[int, Tensor] = {}
     for table in (tables.mul, tables.add, tables.value_mul):
         if table is None:
             fields += (0, 0)
             continue
-        size = table.shape[1]
+        if table.shape != (H, size) or size == 0:
+            raise UserError(f"a table has shape {tuple(table.shape)}, expected [H={H}, {max(size, 1)}]")
         if table.dtype is not torch.float32 or (size > 1 and table.stride(1) != 1):
             table = known.setdefault(id(table), table.to(torch.float32).contiguous())
             keep.append(table)
@@ -167,16 +174,31 @@ def _table_fields(tables: DistanceTables, keep: list[Any]) -> list[int]:
 
 
 def _view_fields(
-    stream: Tensor | QuantisedStream, start: int, width: int, groups: tuple[int, ...] | None
+    stream: Tensor | QuantisedStream,
+    expected: tuple[int, int | None, int],
+    start: int,
+    width: int,
+    groups: tuple[int, ...] | None,
 ) -> tuple[int, ...]:
+    """expected: rows B, query heads H (None: the view is flat) and tokens T."""
+    B, H, T = expected
+    rows, G, tokens, W = stream.shape
+    shared = H is None or (H % G == 0 if groups is None else len(groups) == G and sum(groups) == H)
+    if rows != B or tokens != T or not 0 <= start <= start + width <= W or not shared:
+        raise UserError(
+            f"a stream has shape {tuple(stream.shape)}, read from {start} for {width} elements by {H} heads in groups "
+            f"{groups}; expected [B={B}, G, T={T}, W] with the view inside W and groups that fit"
+        )
     scale: tuple[int, ...] = (0, 0, 0, 0)
     if isinstance(stream, QuantisedStream):
+        if stream.scale.shape != (B, G, T):
+            raise UserError(f"scales have shape {tuple(stream.scale.shape)}, expected {(B, G, T)}")
         scale = (stream.scale.data_ptr(), *stream.scale.stride())
         stream = stream.data
     b, g, t, _ = stream.stride()
     address = stream.data_ptr() + start * stream.element_size()
     bounds = 0 if groups is None else _bounds(groups).buffer_info()[0]
-    return (address, _DTYPES[stream.dtype], b, g, t, width, *scale, stream.shape[1], bounds)
+    return (address, _DTYPES[stream.dtype], b, g, t, width, *scale, G, bounds)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -185,8 +207,13 @@ def _bounds(groups: tuple[int, ...]) -> array[int]:
     return array("i", accumulate(groups, initial=0))
 
 
-def _term_fields(term: ScoreTerm, k_pos: Tensor, keep: list[Any]) -> tuple[int, ...]:
+def _term_fields(
+    term: ScoreTerm, expected: tuple[int, int, int, int], k_pos: Tensor, keep: list[Any]
+) -> tuple[int, ...]:
+    B, H, M, T = expected
     q = term.q
+    if q.shape[:3] != (B, H, M):
+        raise UserError(f"queries have shape {tuple(q.shape)}, expected [B={B}, H={H}, M={M}, D]")
     if q.shape[3] > 1 and q.stride(3) != 1:
         q = q.contiguous()
         keep.append(q)
@@ -205,7 +232,7 @@ def _term_fields(term: ScoreTerm, k_pos: Tensor, keep: list[Any]) -> tuple[int, 
             rotation += (0, cos.stride(0), cos.shape[0])
         else:
             rotation += (cos.stride(0) if cos.shape[0] > 1 else 0, cos.stride(1), 0)
-    view = _view_fields(term.stream, term.start, q.shape[3], term.groups)
+    view = _view_fields(term.stream, (B, H, T), term.start, q.shape[3], term.groups)
     return (q.data_ptr(), _DTYPES[q.dtype], b, h, m, gain, *rotation, *view)
 
 
@@ -267,10 +294,8 @@ class _Packer:
             self.tensors.append(x)
 
     def stream(self, x: Tensor | QuantisedStream) -> None:
-        quantised = isinstance(x, QuantisedStream)
         self.tensor(x.data if isinstance(x, QuantisedStream) else x)
         self.tensor(x.scale if isinstance(x, QuantisedStream) else None)
-        assert quantised == isinstance(x, QuantisedStream)
 
     def optional(self, x: int | None) -> None:
         self.meta += (x is not None, x or 0)

@@ -20,7 +20,8 @@ def head_map(n_heads: int, shared: int, groups: tuple[int, ...] | None) -> list[
 class ScoreTerm:
     """Adds q_h(m) . view(stream)[head(h)](n) to the score of every query head.
 
-    q: (B, H, M, D).  stream: (B, G, T, W), read from element `start` for D elements.
+    q: (B, H, M, D).  stream: (B, G, T, W), read from element `start` for D elements; as in `ValueTerm` a tensor, or a
+        `QuantisedStream`, which has its shape and is indexed alike.
     groups: query heads per shared head, None for even groups.
     gain: (D,) multiplies the stream on read, before the rotation.  rotation: turns the stream on read.
     """

@@ -22,9 +22,9 @@ from ..errors import UserError
 from ..geometry import Geometry
 from ..kernels._native import native, why_missing
 from ..kernels.api import attend
-from ..kernels.quantised import QuantisedStream
 from ..kernels.terms import ScoreTerm, ValueTerm
 from ..positions.base import DistanceTables
+from ..quantised import QuantisedStream
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
 SHAPES = ((1, 8, 8192, 64), (1, 16, 32768, 64), (8, 16, 4096, 64), (32, 16, 2048, 64), (1, 32, 8192, 128))
@@ -123,7 +123,9 @@ class Bench:
         if case.startswith("sdpa"):
             return self.sdpa(case)
         if case == "mha":
-            return self.ours([ScoreTerm(q=self.q, stream=self.stream("k", H, D))], ValueTerm(stream=self.stream("v", H, D)))
+            return self.ours(
+                [ScoreTerm(q=self.q, stream=self.stream("k", H, D))], ValueTerm(stream=self.stream("v", H, D))
+            )
         if case == "gqa":
             if H % GQA_GROUP:
                 return None
@@ -133,7 +135,9 @@ class Bench:
             rank, rope = 512, 64
             latent, k_rope = self.stream("latent", 1, rank), self.stream("rope", 1, rope)
             q, q_rope = (torch.randn(B, H, 1, w).to(self.half) for w in (rank, rope))
-            return self.ours([ScoreTerm(q=q, stream=latent), ScoreTerm(q=q_rope, stream=k_rope)], ValueTerm(stream=latent))
+            return self.ours(
+                [ScoreTerm(q=q, stream=latent), ScoreTerm(q=q_rope, stream=k_rope)], ValueTerm(stream=latent)
+            )
         v = self.stream("v", H, D)
         scores, value = [ScoreTerm(q=self.q, stream=v)], ValueTerm(stream=v)
         if case == "qv":
@@ -158,9 +162,7 @@ class Bench:
         return Workload(call, stream_bytes(k) if k is v else stream_bytes(k) + stream_bytes(v))
 
 
-def measure(
-    cases: Sequence[str], dtype: str, shape: tuple[int, int, int, int], *, seconds: float = 2.0
-) -> list[Case]:
+def measure(cases: Sequence[str], dtype: str, shape: tuple[int, int, int, int], *, seconds: float = 2.0) -> list[Case]:
     """Times the cases of one shape and dtype in turn, for about `seconds` in all but at least five rounds.
 
     Raises UserError where the native kernel is missing.
