@@ -19,7 +19,7 @@ help:  ## what can be made
 install: $(BIN)/.installed  ## create .venv and install the package with all its extras
 
 $(BIN)/.installed: pyproject.toml CMakeLists.txt $(wildcard csrc/*)
-	$(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=24"
 	$(BIN)/python -c "import torch" 2>/dev/null || $(INSTALL_TORCH)
 	$(BIN)/pip install --quiet -e ".[demo,test,dev]"
