@@ -45,6 +45,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "plan": CommandEntry("qvattn.cli.plan:plan", "Plan memory and speed of a model and its conversions."),
     "affinity": CommandEntry("qvattn.cli.affinity:affinity", "Show what heads attend to, against a known grammar."),
     "recall": CommandEntry("qvattn.cli.recall:recall", "Show which variants solved associative recall."),
+    "bench": CommandEntry("qvattn.cli.bench:bench", "Time one decoded token beside PyTorch's attention."),
     "variants": CommandEntry("qvattn.cli.variants:variants", "What every variant caches and computes at a width."),
 }
 
