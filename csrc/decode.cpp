@@ -246,22 +246,16 @@ namespace avx2 {
 }  // namespace avx2
 END_TARGET
 
-#define SIMD_FILE "simd_avx512.inl"
-BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
-namespace avx512 {
-#include "decode_body.inl"
-}  // namespace avx512
-END_TARGET
-
 #undef INT8_FILE
 #define INT8_FILE "int8_vnni.inl"
 BEGIN_TARGET("avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
-namespace avx512vnni {
+namespace avx512 {
+#define SIMD_FILE "simd_avx512.inl"
 #include "decode_body.inl"
-}  // namespace avx512vnni
+#undef SIMD_FILE
+}  // namespace avx512
 END_TARGET
 #undef INT8_FILE
-#undef SIMD_FILE
 
 #endif
 
@@ -283,7 +277,6 @@ const Isa ISAS[] = {
 #ifdef QVATTN_X86
     QVATTN_ISA(avx2),
     QVATTN_ISA(avx512),
-    QVATTN_ISA(avx512vnni),
 #endif
 };
 constexpr int ISA_COUNT = sizeof(ISAS) / sizeof(ISAS[0]);
@@ -294,8 +287,8 @@ bool isa_works(int i) {
     if (i == 1) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     if (i == 2)
         return isa_works(1) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (i == 3) return isa_works(2) && __builtin_cpu_supports("avx512vnni");
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512vnni");
 #endif
     return i == 0;
 }

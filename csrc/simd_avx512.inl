@@ -1,4 +1,4 @@
-// AVX-512 (F, BW, DQ, VL): 16 lanes, 32 registers. Included inside a namespace compiled for that target.
+// AVX-512 (F, BW, DQ, VL, VNNI): 16 lanes, 32 registers. Included inside a namespace compiled for that target.
 
 constexpr int N = 16;           // lanes
 constexpr int ROW_BLOCK = 4;    // query rows that share one pass over the keys in registers

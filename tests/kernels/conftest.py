@@ -9,7 +9,7 @@ import torch
 
 from qvattn.kernels._native import Native, native, why_missing
 
-ISAS = ("portable", "avx2", "avx512", "avx512vnni")
+ISAS = ("portable", "avx2", "avx512")
 
 
 @pytest.fixture
