@@ -62,7 +62,8 @@ class StreamCache:
 
     The owner of the model calls `advance(positions)` once per step; every layer then `write`s its new entries and
     `read`s all of them. Entries never change after they are written; `crop`, `reorder` and `fork` are explicit.
-    For inference: entries are stored detached.
+    For inference: entries are stored detached. Buffers are ordinary tensors even when they are made in inference
+    mode, so that a cache filled there can go on outside.
 
     layers: one entry per layer: its streams, or the index of an earlier layer whose streams it shares.
     batch_size: rows B.  capacity: tokens to reserve at first.  device: of the stored entries.
@@ -70,6 +71,7 @@ class StreamCache:
         gives `QuantisedStream`s.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         layers: Sequence[Sequence[Stream] | int],
@@ -139,6 +141,7 @@ class StreamCache:
             start = self.positions.amax(dim=1, keepdim=True) + 1
         return start + torch.arange(count, dtype=torch.int32, device=self.device)
 
+    @torch.inference_mode(False)
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` tokens; doubles, so that appending costs constant time on average."""
         if capacity <= self._capacity:
@@ -190,6 +193,7 @@ class StreamCache:
         """Whether `layer` writes streams of its own."""
         return self._owner[layer] == layer
 
+    @torch.inference_mode(False)
     def reorder(self, index: Tensor) -> None:
         """Row b becomes a copy of old row index[b]; the number of rows may change (beam search).
 
@@ -238,6 +242,7 @@ class StreamCache:
         self._positions[:, :rest] = self._positions[:, count : self.length].clone()
         self.crop(rest)
 
+    @torch.inference_mode(False)
     def fork(self) -> Self:
         """An independent copy: two continuations of one prefix do not see each other."""
         twin = object.__new__(type(self))

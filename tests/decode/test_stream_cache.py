@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qvattn import Stream, StreamCache, UserError
+from qvattn import Attention, AttentionSpec, Stream, StreamCache, UserError
 
 STREAMS = (Stream(name="v", heads=2, width=3, values=True), Stream(name="g", heads=1, width=5, scores=True))
 
@@ -154,3 +154,18 @@ def test_entries_keep_no_graph() -> None:
 def test_impossible_caches_are_refused(layers: list[object], rows: int, words: str) -> None:
     with pytest.raises(UserError, match=words):
         StreamCache(layers, rows)  # type: ignore[arg-type]
+
+
+def test_a_cache_filled_in_inference_mode_goes_on_outside() -> None:
+    attention = Attention(AttentionSpec(variant="qv-ka", d_model=16, n_heads=2))
+    x = torch.randn(2, 9, 16)
+    with torch.inference_mode():
+        cache = attention.new_cache(2, capacity=2)
+        attention(x[:, :5], cache=cache)
+        cache.reorder(torch.tensor([1, 0]))
+        twin = cache.fork()
+    for one in (cache, twin):
+        one.crop(4)
+        y = attention(x[:, 4:].flip(0), cache=one)
+        torch.testing.assert_close(y, attention(x)[:, 4:].flip(0), atol=1e-5, rtol=1e-5)
+        y.sum().backward()
