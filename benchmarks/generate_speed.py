@@ -546,7 +546,15 @@ def _alone(args: argparse.Namespace) -> dict[str, Any]:
     else:
         position = "rope" if args.child == "mha" else args.context_position
         OurDecoding(our_language_model(args, CONTEXT_VARIANTS[args.child], position), args).run(args.steps)
-    return {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
+    return {"peak_rss_mib": _peak_rss_mib()}
+
+
+def _peak_rss_mib() -> int:
+    """Peak resident memory of this process; `ru_maxrss` would begin with that of the parent at the fork."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) // 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 # ---- command line --------------------------------------------------------------------------------------------------
