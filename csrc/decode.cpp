@@ -218,6 +218,9 @@ inline int64_t shared_head(const Heads& heads, int64_t h) {
 INLINE void fetch(const void* p, int64_t at) {
     __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<intptr_t>(p) + at), 0, 3);
 }
+INLINE void fetch_far(const void* p, int64_t at) {
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<intptr_t>(p) + at), 0, 2);
+}
 
 #define INT8_FILE "int8_plain.inl"
 namespace portable {
@@ -262,7 +265,7 @@ END_TARGET
 struct Isa {
     const char* name;
     int64_t lanes;
-    void (*run_unit)(const Plan&, const Unit&, float* scratch, float* partials);
+    void (*run_unit)(const Plan&, const Unit&, const Unit* after, float* scratch, float* partials);
     void (*merge)(const Plan&, const Item&, float* partials);
     int64_t (*query_floats)(int64_t dtype, int64_t width);
     int64_t (*sum_floats)(int64_t dtype, int64_t width);
@@ -517,12 +520,18 @@ void run(const Isa& isa, Plan& plan, int threads) {
     if (work < 32 << 10) threads = 1;  // waking a thread would take longer
     float* memory = arena(threads * plan.scratch_floats + slots * plan.partial_floats);
     float* partials = memory + threads * plan.scratch_floats;
+    // a thread takes a few units in a row, since while one ends the next one's memory can already be fetched
+    const int64_t batch = std::clamp<int64_t>(units / (8 * threads), 1, 8), batches = (units + batch - 1) / batch;
+    auto run_batch = [&](int64_t i, float* scratch) {
+        const Unit *unit = &plan.units[i * batch], *end = plan.units.data() + std::min((i + 1) * batch, units);
+        for (; unit != end; ++unit) isa.run_unit(plan, *unit, unit + 1 == end ? nullptr : unit + 1, scratch, partials);
+    };
 #ifdef _OPENMP
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         float* scratch = memory + omp_get_thread_num() * plan.scratch_floats;
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < units; ++i) isa.run_unit(plan, plan.units[i], scratch, partials);
+        for (int64_t i = 0; i < batches; ++i) run_batch(i, scratch);
         if (slots) {
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < items; ++i)
@@ -530,7 +539,7 @@ void run(const Isa& isa, Plan& plan, int threads) {
         }
     }
 #else
-    for (int64_t i = 0; i < units; ++i) isa.run_unit(plan, plan.units[i], memory, partials);
+    for (int64_t i = 0; i < batches; ++i) run_batch(i, memory);
     for (int64_t i = 0; i < items; ++i)
         if (plan.items[i].slots) isa.merge(plan, plan.items[i], partials);
 #endif

@@ -29,26 +29,36 @@ struct Lanes<bf16> {
 // ---- scores ----------------------------------------------------------------------------------------------------------
 
 // A tile is read twice, to score and to sum, and memory would idle the second time. So while a tile is worked on the next
-// one is fetched, from its first byte to its last: the first half while scoring, the second while summing.
-constexpr int64_t LINE = 64;
+// one is fetched, from its first byte to its last: the first half while scoring, the second while summing. And what lies
+// FAR behind it is called into the second-level cache, which has more requests to memory under way than the first.
+constexpr int64_t LINE = 64, FAR = 32 << 10;
+
+struct Ahead {
+    const char* next;  // the (half) tile to fetch
+    int64_t far;       // about FAR, or 0 where that would lie beyond what will be read
+};
 
 // What falls to bytes [from, from + BYTES) of a tile, when each pass fetches half as many bytes as it reads.
 template <int64_t BYTES>
-INLINE void fetch_half(const void* next, int64_t from) {
+INLINE void fetch_half(const Ahead& ahead, int64_t from) {
     if constexpr (BYTES >= 2 * LINE) {
-        UNROLL for (int64_t at = 0; at < BYTES / 2; at += LINE) fetch(next, from / 2 + at);
+        UNROLL for (int64_t at = 0; at < BYTES / 2; at += LINE) {
+            fetch(ahead.next, from / 2 + at);
+            fetch_far(ahead.next, from / 2 + at + ahead.far);
+        }
     } else if (from % (2 * LINE) == 0) {
-        fetch(next, from / 2);
+        fetch(ahead.next, from / 2);
+        fetch_far(ahead.next, from / 2 + ahead.far);
     }
 }
 
 // q . k over one row. STEPS > 0: the width is exactly that many steps, known to the compiler.
 template <class E, int STEPS>
-INLINE vf dot(const E* k, const float* q, int64_t width, const void* next, int64_t from) {
+INLINE vf dot(const E* k, const float* q, int64_t width, const Ahead& ahead, int64_t from) {
     using L = Lanes<E>;
     vf x[L::G], sum = zero();
     if constexpr (STEPS > 0) {
-        fetch_half<STEPS * L::STEP * static_cast<int64_t>(sizeof(E))>(next, from);
+        fetch_half<STEPS * L::STEP * static_cast<int64_t>(sizeof(E))>(ahead, from);
         UNROLL for (int i = 0; i < STEPS; ++i) {
             L::full(k + i * L::STEP, x);
             UNROLL for (int g = 0; g < L::G; ++g) sum = fma(x[g], load(q + i * L::STEP + g * N), sum);
@@ -59,7 +69,7 @@ INLINE vf dot(const E* k, const float* q, int64_t width, const void* next, int64
     vf other = zero();
     int64_t i = 0;
     for (; i + PAIR <= width; i += PAIR) {
-        fetch_half<PAIR * static_cast<int64_t>(sizeof(E))>(next, from + i * static_cast<int64_t>(sizeof(E)));
+        fetch_half<PAIR * static_cast<int64_t>(sizeof(E))>(ahead, from + i * static_cast<int64_t>(sizeof(E)));
         L::full(k + i, x);
         UNROLL for (int g = 0; g < L::G; ++g) sum = fma(x[g], load(q + i + g * N), sum);
         L::full(k + i + L::STEP, x);
@@ -84,7 +94,7 @@ struct ScoreJob {
     int64_t q_stride;
     float* out;
     int64_t out_stride;
-    const char* next;  // the tile to fetch ahead
+    Ahead ahead;
 };
 
 // One query row against N keys from key j on. STEPS as in `dot`.
@@ -97,17 +107,17 @@ INLINE void score_one(const ScoreJob& job, int64_t row, int64_t j) {
     if (left >= N) {
         constexpr int64_t ROW = STEPS * Lanes<E>::STEP * static_cast<int64_t>(sizeof(E));
         const int64_t row_bytes = STEPS ? ROW : job.width * static_cast<int64_t>(sizeof(E));
-        const char* next = job.next + j * row_bytes / 2;
+        const Ahead ahead{job.ahead.next + j * row_bytes / 2, job.ahead.far};
         if constexpr (STEPS > 0) {
             UNROLL for (int i = 0; i < N; ++i)
-                sums[i] = dot<E, STEPS>(k + i * job.stride, q, job.width, next, i * row_bytes);
+                sums[i] = dot<E, STEPS>(k + i * job.stride, q, job.width, ahead, i * row_bytes);
         } else {
             for (int i = 0; i < N; ++i)
-                sums[i] = dot<E, STEPS>(k + i * job.stride, q, job.width, next, i * row_bytes);
+                sums[i] = dot<E, STEPS>(k + i * job.stride, q, job.width, ahead, i * row_bytes);
         }
     } else {
         for (int i = 0; i < N; ++i) sums[i] = zero();
-        for (int64_t i = 0; i < left; ++i) sums[i] = dot<E, STEPS>(k + i * job.stride, q, job.width, job.next, 0);
+        for (int64_t i = 0; i < left; ++i) sums[i] = dot<E, STEPS>(k + i * job.stride, q, job.width, job.ahead, 0);
     }
     store(job.out + row * job.out_stride + j, reduce(sums));
 }
@@ -158,7 +168,7 @@ static void score_many(const ScoreJob& job, int64_t rows) {
         int64_t row = 0, fetched = j * row_bytes;
         // arithmetic takes most of the time, and sums over many rows fetch nothing: so fetch the whole next tile here
         auto fetch_until = [&](int64_t key) __attribute__((always_inline)) {
-            for (; fetched < key * row_bytes; fetched += LINE) fetch(job.next, fetched);
+            for (; fetched < key * row_bytes; fetched += LINE) fetch(job.ahead.next, fetched);
         };
         for (; row + ROW_BLOCK <= rows; row += ROW_BLOCK)
             for (int64_t i = j; i < end; i += N / ROW_BLOCK) {
@@ -193,7 +203,7 @@ struct ValueJob {
     float* sums;
     int64_t sums_stride;
     const float* keep;  // what the sums so far are multiplied by, per query row
-    const char* next;  // the half tile to fetch ahead
+    Ahead ahead;
 };
 
 // Adds n values to C vectors of R rows from element `at` on; P partial sums each hide the latency of the additions.
@@ -206,7 +216,7 @@ static void value_block(ValueJob& job, int64_t row, int64_t at) {
     float* out = job.sums + row * job.sums_stride + at;
     const int rest = static_cast<int>(job.width - at);
     constexpr int64_t BYTES = C * N * static_cast<int64_t>(sizeof(E));
-    const char* next = job.next + at * job.n * static_cast<int64_t>(sizeof(E)) / 2;
+    const Ahead ahead{job.ahead.next + at * job.n * static_cast<int64_t>(sizeof(E)) / 2, job.ahead.far};
     vf sums[P][R][C];
     UNROLL for (int r = 0; r < R; ++r) {
         vf keep = set1(job.keep[row + r]);
@@ -217,7 +227,7 @@ static void value_block(ValueJob& job, int64_t row, int64_t at) {
     }
     auto one = [&](int64_t j, vf(&into)[R][C]) __attribute__((always_inline)) {
         vf x[C];
-        if constexpr (R == 1) fetch_half<BYTES>(next, j * BYTES);
+        if constexpr (R == 1) fetch_half<BYTES>(ahead, j * BYTES);
         if constexpr (PART) {
             L::part(v + j * job.stride, rest, x);
         } else {
@@ -475,10 +485,30 @@ static void gather_products(const float* products, int64_t stride, const float* 
         }
 }
 
+struct Run {  // keys of one head that are read one after another
+    const char *end, *next;  // and where reading goes on, or null
+};
+struct Lead {  // from a tile to the one that is read next, and from there to what is read FAR later
+    int64_t bytes = 0, far = 0;
+};
+
+static Lead lead_from(const Run& run, const char* tile, int64_t n, int64_t row_bytes) {
+    const int64_t behind = run.end - tile - n * row_bytes;
+    if (behind <= 0) return run.next ? Lead{run.next - tile, FAR} : Lead();
+    // what lies beyond the end of this run is as far into the next one
+    if (behind <= FAR) return Lead{n * row_bytes, run.next ? FAR + (run.next - run.end) : 0};
+    return Lead{n * row_bytes, FAR};
+}
+
+// The memory that a unit reads first of a view.
+static const char* first_of(const Plan& plan, const View& view, const Unit& unit) {
+    return view.at(unit.b, shared_head(view.heads, plan.components[unit.component].h0), unit.t0);
+}
+
 // Adds a term's products with n keys to the scores of the query heads [h0, h1) whose scores begin at `scores`.
 static void score_term(const Plan& plan, const Component& c, const Term& term, int64_t b, int64_t h0, int64_t h1,
                        int64_t t, int64_t n, bool accumulate, float* scores, const Scratch& scratch, int64_t end,
-                       int64_t value_lead) {
+                       Lead lead, const char* after) {
     for (int64_t g = shared_head(term.keys.heads, h0); g < term.keys.heads.count; ++g) {
         int64_t a = std::max<int64_t>(term.keys.heads.bounds[g], h0);
         int64_t z = std::min<int64_t>(term.keys.heads.bounds[g + 1], h1);
@@ -495,7 +525,9 @@ static void score_term(const Plan& plan, const Component& c, const Term& term, i
         job.out = raw ? scratch.weights : to;
         job.out_stride = raw ? plan.tile : plan.chunk;
         // a stream that is also the value is fetched ahead in the order of the value heads
-        job.next = term.keys.at(b, g, t) + (term.fetches ? (t + n < end ? n * term.keys.row_bytes() : 0) : value_lead);
+        const char* here = term.keys.at(b, g, t);
+        if (term.fetches) lead = lead_from(Run{term.keys.at(b, g, end), after}, here, n, term.keys.row_bytes());
+        job.ahead = Ahead{here + lead.bytes, lead.far};
         int64_t dtype = term.keys.dtype;
         if (term.rotate) {
             rotate_any(term, b, g, t, n, plan.positions(b) + t, scratch.rotated);
@@ -544,7 +576,7 @@ static void weigh(const Plan& plan, const Component& c, int64_t b, int64_t h0, i
 
 // Adds the values of one tile to the sums of the query heads [h0, h1), which share value head g (flat: all heads).
 static void add_values(const Plan& plan, const Component& c, int64_t b, int64_t g, int64_t h0, int64_t h1, int64_t t,
-                       int64_t n, float* scores, const Scratch& scratch, float* sums, int64_t lead) {
+                       int64_t n, float* scores, const Scratch& scratch, float* sums, Lead lead) {
     const View& value = plan.value;
     const int64_t rows = (h1 - h0) * plan.M, row0 = (h0 - c.h0) * plan.M, count = plan.flat ? value.heads.count : 1;
     for (int64_t i = 0; i < count; ++i) {
@@ -555,7 +587,7 @@ static void add_values(const Plan& plan, const Component& c, int64_t b, int64_t 
         job.sums = sums + row0 * plan.padded_value + i * (plan.padded_value / count);
         job.sums_stride = plan.padded_value;
         job.keep = scratch.keep + row0;
-        job.next = value.at(b, g + i, t) + (plan.flat ? 0 : lead + n * value.row_bytes() / 2);
+        job.ahead = Ahead{value.at(b, g + i, t) + (plan.flat ? 0 : lead.bytes + n * value.row_bytes() / 2), lead.far};
         sum_any(value.dtype, job, rows, value.scales(b, g + i, t), scratch.weights, plan.tile);
     }
 }
@@ -581,7 +613,8 @@ static void write_out(const Plan& plan, const Component& c, int64_t b, const flo
     }
 }
 
-static void run_unit(const Plan& plan, const Unit& unit, float* memory, float* partials) {
+// after: the unit that this thread takes next, or null.
+static void run_unit(const Plan& plan, const Unit& unit, const Unit* after, float* memory, float* partials) {
     const Component& c = plan.components[unit.component];
     const Scratch scratch = lay_out(plan, memory);
     const int64_t b = unit.b, rows = (c.h1 - c.h0) * plan.M, groups = plan.flat ? 1 : c.v1 - c.v0;
@@ -599,25 +632,31 @@ static void run_unit(const Plan& plan, const Unit& unit, float* memory, float* p
             if (!term.early) continue;
             for (int64_t at = t; at < stop; at += plan.tile)
                 score_term(plan, c, term, b, c.h0, c.h1, at, std::min(plan.tile, stop - at), scored,
-                           scratch.scores + (at - t), scratch, unit.t1, 0);
+                           scratch.scores + (at - t), scratch, unit.t1, Lead(), nullptr);
             scored = true;
         }
         for (int64_t v = 0; v < groups; ++v) {
             const int64_t g = c.v0 + v;
             const int64_t h0 = plan.flat ? c.h0 : plan.value.heads.bounds[g];
             const int64_t h1 = plan.flat ? c.h1 : plan.value.heads.bounds[g + 1];
+            Run run{plan.value.at(b, g, stop), nullptr};  // then comes the next value head, the next chunk, the next unit
+            if (v + 1 < groups)
+                run.next = plan.value.at(b, g + 1, t);
+            else if (stop < unit.t1)
+                run.next = plan.value.at(b, c.v0, stop);
+            else if (after && !plan.flat)
+                run.next = first_of(plan, plan.value, *after);
             for (int64_t at = t; at < stop; at += plan.tile) {
                 if (!tile_seen(plan, plan.tile_at(b, at), b)) continue;
                 const int64_t n = std::min(plan.tile, stop - at);
                 float* scores = scratch.scores + (h0 - c.h0) * plan.M * plan.chunk + (at - t);
-                // what comes after this tile: the next one, or the next value head's, or the next chunk
-                int64_t next = at + n, next_g = g;
-                if (next == stop) next_g = v + 1 < groups ? g + 1 : c.v0, next = v + 1 < groups ? t : stop;
-                const int64_t lead = next < unit.t1 ? plan.value.at(b, next_g, next) - plan.value.at(b, g, at) : 0;
+                const Lead lead =
+                    plan.flat ? Lead() : lead_from(run, plan.value.at(b, g, at), n, plan.value.row_bytes());
                 bool accumulate = scored;
                 for (const Term& term : plan.terms) {
                     if (term.early) continue;
-                    score_term(plan, c, term, b, h0, h1, at, n, accumulate, scores, scratch, unit.t1, lead);
+                    score_term(plan, c, term, b, h0, h1, at, n, accumulate, scores, scratch, unit.t1, lead,
+                               after ? first_of(plan, term.keys, *after) : nullptr);
                     accumulate = true;
                 }
                 weigh(plan, c, b, h0, h1, at, n, scores, scratch, states);

@@ -71,7 +71,7 @@ INLINE void score_int8_block(const ScoreJob& job, int64_t row, int64_t j) {
     const __m512i flip = _mm512_set1_epi8(static_cast<char>(0x80));
     const int8_t* keys = static_cast<const int8_t*>(job.keys) + j * job.stride;
     const int64_t width = WIDTH ? WIDTH : job.width, whole = width / 64 * 64;
-    const char* next = job.next + j * width / 2;
+    const Ahead ahead{job.ahead.next + j * width / 2, job.ahead.far};
     const int8_t* q[R];
     UNROLL for (int r = 0; r < R; ++r) q[r] = reinterpret_cast<const int8_t*>(job.q + (row + r) * job.q_stride);
     __m512i sums[N];
@@ -85,7 +85,7 @@ INLINE void score_int8_block(const ScoreJob& job, int64_t row, int64_t j) {
         auto step = [&](int64_t d, auto&& read) __attribute__((always_inline)) {
             __m512i x[PART];
             UNROLL for (int i = 0; i < PART; ++i) {
-                if constexpr (R == 1) fetch_half<64>(next, (part + i) * width + d);
+                if constexpr (R == 1) fetch_half<64>(ahead, (part + i) * width + d);
                 // the instruction multiplies unsigned by signed bytes: keys + 128, taken away again below
                 x[i] = _mm512_xor_si512(read(k[i] + d), flip);
             }
@@ -143,7 +143,7 @@ static void score_int8(const ScoreJob& job, int64_t rows) {  // as `score`
         const int64_t end = std::min<int64_t>(j + N, job.n);
         int64_t row = 0, fetched = j * job.width;
         auto fetch_until = [&](int64_t key) __attribute__((always_inline)) {
-            for (; fetched < key * job.width; fetched += LINE) fetch(job.next, fetched);
+            for (; fetched < key * job.width; fetched += LINE) fetch(job.ahead.next, fetched);
         };
         for (; row + 4 <= pairs; row += 4)
             for (int64_t i = j; i < end; i += N / 4) {
@@ -196,14 +196,14 @@ static bool byte_weights(const float* weights, const float* scale, int64_t n, fl
 template <int R, int FIRST, int C, bool PART>
 INLINE void sum_int8_block(const ValueJob& job, const ByteWeights* weights, const float* keep, int64_t row, int64_t at) {
     const int8_t* values = static_cast<const int8_t*>(job.values) + at;
-    const char* next = job.next + at * job.n / 2;
+    const Ahead ahead{job.ahead.next + at * job.n / 2, job.ahead.far};
     const int64_t left = job.width - at;
     __m512i high[R][C], low[R][C];
     UNROLL for (int r = 0; r < R; ++r)
         UNROLL for (int c = 0; c < C; ++c) high[r][c] = low[r][c] = _mm512_setzero_si512();
     auto four = [&](int64_t j, const int8_t* const* k) __attribute__((always_inline)) {
         __m512i x[4], v[4];
-        if constexpr (R == 1) fetch_half<256>(next, j * 64);
+        if constexpr (R == 1) fetch_half<256>(ahead, j * 64);
         UNROLL for (int i = 0; i < 4; ++i) x[i] = PART ? load_bytes(k[i], left) : load_bytes(k[i]);
         if constexpr (FIRST == 0) {
             __m512i a = _mm512_unpacklo_epi8(x[0], x[1]), b = _mm512_unpacklo_epi8(x[2], x[3]);
