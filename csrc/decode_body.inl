@@ -375,6 +375,8 @@ static void rotate_any(const Term& term, int64_t b, int64_t g, int64_t t, int64_
 static void distances(const Plan& plan, const float* row, int64_t q, const Tile& tile, const int32_t* positions,
                       int64_t n, float* out) {
     int64_t base = q - tile.start - plan.delta_min;  // where the first key's entry stands; the next ones stand before it
+    // read backwards, which hardware does not foresee: fetch what the next tile needs
+    for (int64_t j = 0; j < n; j += 16) fetch(row, 4 * (base - 2 * n + j));
     for (int64_t j = 0; j < n; j += N) {
         if (tile.start >= 0 && j + N <= n && base - j < plan.table_size && base - j - (N - 1) >= 0) {
             store(out + j, reverse(load(row + base - j - (N - 1))));

@@ -86,17 +86,18 @@ def _validate(scores: Sequence[ScoreTerm], value: ValueTerm, geometry: Geometry,
         raise UserError(
             f"geometry is for M={geometry.q_pos.shape[1]}, T={geometry.k_pos.shape[1]}, the tensors have M={M}, T={T}"
         )
-    if tables is not None and not torch.compiler.is_compiling():  # positions are not known while a graph is traced
-        _validate_tables(tables, geometry, H)
+    _validate_tables(tables, geometry, H)
 
 
-def _validate_tables(tables: DistanceTables, geometry: Geometry, n_heads: int) -> None:
+def _validate_tables(tables: DistanceTables | None, geometry: Geometry, H: int) -> None:
+    if tables is None or torch.compiler.is_compiling():  # positions are not known while a graph is traced
+        return
     low, high = geometry.delta_range
     for name, table in (("mul", tables.mul), ("add", tables.add), ("value_mul", tables.value_mul)):
         if table is None:
             continue
-        if table.dim() != 2 or table.shape[0] != n_heads:
-            raise UserError(f"tables.{name} has shape {tuple(table.shape)}, expected [H={n_heads}, N]")
+        if table.dim() != 2 or table.shape[0] != H:
+            raise UserError(f"tables.{name} has shape {tuple(table.shape)}, expected [H={H}, N]")
         last = tables.delta_min + table.shape[1] - 1
         if tables.delta_min > low or last < high:
             raise UserError(
@@ -123,11 +124,19 @@ def attend(
 
     Raises UserError naming the argument, its shape and what is allowed.
     """
-    _validate(scores, value, geometry, tables)
+    if not scores:
+        raise UserError("scores=(): attention needs at least one scoring term")
     choice = choose(impl, scores, value, tables=tables, dropout=dropout)
     if choice.impl == "cpu":
-        out = attend_cpu(scores, value, geometry, scale=scale, tables=tables)
-    elif choice.impl == "sdpa":
+        try:
+            out = attend_cpu(scores, value, geometry, scale=scale, tables=tables)
+        except UserError:  # it checks shapes in less time, with fewer words
+            _validate(scores, value, geometry, tables)
+            raise
+        _validate_tables(tables, geometry, H=scores[0].q.shape[1])
+        return _lifted(out, value)
+    _validate(scores, value, geometry, tables)
+    if choice.impl == "sdpa":
         out = attend_sdpa(scores, value, geometry, scale=scale, tables=tables)
     elif choice.impl == "flex":
         out = attend_flex(scores, value, geometry, scale=scale, tables=tables)

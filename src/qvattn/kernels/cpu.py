@@ -29,6 +29,7 @@ MOST_QUERIES = 16
 """Largest M: from about there on, a matrix multiplication that reuses keys among queries is the better tool."""
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+_FLOATS = frozenset(_DTYPES) - {torch.int8}
 _LAYOUTS = {"half": 1, "interleaved": 2}
 
 
@@ -42,19 +43,21 @@ def cpu_refuses(
     if dropout:
         return "it has no dropout"
     q = scores[0].q
-    if q.device.type != "cpu":
+    if not q.is_cpu:
         return f"the queries are on {q.device}"
     if q.shape[2] > MOST_QUERIES:
         return f"M={q.shape[2]} queries, allowed are up to {MOST_QUERIES}"
     if torch.is_grad_enabled() and _needs_grad(scores, value, tables):
         return "a gradient is needed; it serves decoding only, under torch.no_grad() or torch.inference_mode()"
     for i, term in enumerate(scores):
-        if term.q.dtype not in _DTYPES or term.q.dtype is torch.int8:
+        if term.q.dtype not in _FLOATS:
             return f"scores[{i}].q has dtype {term.q.dtype}, allowed are float32, bfloat16, float16"
-        refusal = _stream_refusal(f"scores[{i}].stream", term.stream)
-        if refusal:
-            return refusal
-    return _stream_refusal("value.stream", value.stream)
+        if refusal := _stream_refusal(term.stream):
+            return f"scores[{i}].stream {refusal}"
+    if value.stream is scores[0].stream:
+        return None
+    refusal = _stream_refusal(value.stream)
+    return f"value.stream {refusal}" if refusal else None
 
 
 def _needs_grad(scores: Sequence[ScoreTerm], value: ValueTerm, tables: DistanceTables | None) -> bool:
@@ -64,19 +67,21 @@ def _needs_grad(scores: Sequence[ScoreTerm], value: ValueTerm, tables: DistanceT
     return any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
 
 
-def _stream_refusal(name: str, stream: Tensor | QuantisedStream) -> str | None:
+def _stream_refusal(stream: Tensor | QuantisedStream) -> str | None:
     if isinstance(stream, QuantisedStream):
-        if stream.data.dtype is not torch.int8 or stream.scale.dtype is not torch.float32:
-            return f"{name} has dtypes {stream.data.dtype} and {stream.scale.dtype}, expected int8 and float32"
-        if stream.scale.shape[2] > 1 and stream.scale.stride(2) != 1:
-            return f"{name}.scale has stride {stream.scale.stride(2)} between tokens, expected 1"
-        stream = stream.data
-    elif stream.dtype not in _DTYPES or stream.dtype is torch.int8:
-        return f"{name} has dtype {stream.dtype}, allowed are float32, bfloat16, float16 and QuantisedStream (int8)"
-    if stream.device.type != "cpu":
-        return f"{name} is on {stream.device}"
-    if stream.shape[3] > 1 and stream.stride(3) != 1:
-        return f"{name} has stride {stream.stride(3)} between the elements of a token, expected 1"
+        data, scale = stream.data, stream.scale
+        if data.dtype is not torch.int8 or scale.dtype is not torch.float32:
+            return f"has dtypes {data.dtype} and {scale.dtype}, expected int8 and float32"
+        if scale.shape[2] > 1 and scale.stride(2) != 1:
+            return f"has scales with stride {scale.stride(2)} between tokens, expected 1"
+    elif stream.dtype in _FLOATS:
+        data = stream
+    else:
+        return f"has dtype {stream.dtype}, allowed are float32, bfloat16, float16 and QuantisedStream (int8)"
+    if not data.is_cpu:
+        return f"is on {data.device}"
+    if data.stride(3) != 1 and data.shape[3] > 1:
+        return f"has stride {data.stride(3)} between the elements of a token, expected 1"
     return None
 
 
@@ -124,36 +129,44 @@ def _request(
     B, H, M, _ = scores[0].q.shape
     T = value.stream.shape[2]
     width = value.stream.shape[3] - value.start if value.width is None else value.width
-    q_pos, k_pos = _positions(geometry, B, M, T)
-    dtype = scores[0].q.dtype
-    out = torch.empty((B, H, M, width * value.stream.shape[1] if value.flat else width), dtype=dtype)
-    keep: list[Any] = [q_pos, k_pos]
-    request = array("q", (len(scores), B, H, M, T, out.data_ptr(), _DTYPES[dtype]))
-    request.extend((*_rows(q_pos), *_rows(k_pos), geometry.causal, -1 if geometry.window is None else geometry.window))
-    if tables is None:
-        request.extend((0,) * 8)
-    else:
-        request.extend(_table_fields(tables, H, keep))
-    request.append(value.flat)
-    request.extend(_view_fields(value.stream, (B, None if value.flat else H, T), value.start, width, value.groups))
-    for term in scores:
-        request.extend(_term_fields(term, (B, H, M, T), k_pos, keep))
-    return request, out, keep
-
-
-def _positions(geometry: Geometry, B: int, M: int, T: int) -> tuple[Tensor, Tensor]:
-    q_pos, k_pos = geometry.q_pos, geometry.k_pos
-    for name, x, length in (("q_pos", q_pos, M), ("k_pos", k_pos, T)):
+    where: _Where = geometry.recall("cpu", lambda: _where(geometry))
+    for name, x, length in (("q_pos", where.q_pos, M), ("k_pos", where.k_pos, T)):
         if x.shape[1] != length or x.shape[0] not in (1, B):
             raise UserError(f"geometry.{name} has shape {tuple(x.shape)}, expected [{B} or 1, {length}]")
-    if q_pos.dtype is torch.int32 and k_pos.dtype is torch.int32 and q_pos.stride(1) == 1 and k_pos.stride(1) == 1:
-        return q_pos, k_pos
-    return geometry.recall("int32", lambda: (q_pos.to(torch.int32).contiguous(), k_pos.to(torch.int32).contiguous()))
+    dtype = scores[0].q.dtype
+    out = torch.empty((B, H, M, width * value.stream.shape[1] if value.flat else width), dtype=dtype)
+    keep: list[Any] = [where]
+    fields = [len(scores), B, H, M, T, out.data_ptr(), _DTYPES[dtype], *where.fields]
+    fields += _NO_TABLES if tables is None else _table_fields(tables, H, keep)
+    fields.append(value.flat)
+    fields += _view_fields(value.stream, B, None if value.flat else H, T, value.start, width, value.groups)
+    for term in scores:
+        fields += _term_fields(term, B, H, M, T, where.k_pos, keep)
+    return array("q", fields), out, keep
 
 
-def _rows(x: Tensor) -> tuple[int, int]:
-    """Address and row stride; one row serves all batch rows."""
-    return x.data_ptr(), x.stride(0) if x.shape[0] > 1 else 0
+_NO_TABLES = (0,) * 8
+
+
+@dataclass(frozen=True)
+class _Where:
+    """What the library is told of a geometry, the same for all layers."""
+
+    q_pos: Tensor
+    k_pos: Tensor
+    fields: tuple[int, ...]
+
+
+def _where(geometry: Geometry) -> _Where:
+    q_pos, k_pos = (
+        x if x.dtype is torch.int32 and x.stride(1) == 1 else x.to(torch.int32).contiguous()
+        for x in (geometry.q_pos, geometry.k_pos)
+    )
+    # one row of positions serves all batch rows
+    rows = (x.stride(0) if x.shape[0] > 1 else 0 for x in (q_pos, k_pos))
+    window = -1 if geometry.window is None else geometry.window
+    fields = (q_pos.data_ptr(), next(rows), k_pos.data_ptr(), next(rows), geometry.causal, window)
+    return _Where(q_pos, k_pos, fields)
 
 
 def _table_fields(tables: DistanceTables, H: int, keep: list[Any]) -> list[int]:
@@ -175,13 +188,14 @@ def _table_fields(tables: DistanceTables, H: int, keep: list[Any]) -> list[int]:
 
 def _view_fields(
     stream: Tensor | QuantisedStream,
-    expected: tuple[int, int | None, int],
+    B: int,
+    H: int | None,
+    T: int,
     start: int,
     width: int,
     groups: tuple[int, ...] | None,
 ) -> tuple[int, ...]:
-    """expected: rows B, query heads H (None: the view is flat) and tokens T."""
-    B, H, T = expected
+    """The view of `width` elements from `start`, read by H heads (None: flat, by all of them)."""
     rows, G, tokens, W = stream.shape
     shared = H is None or (H % G == 0 if groups is None else len(groups) == G and sum(groups) == H)
     if rows != B or tokens != T or not 0 <= start <= start + width <= W or not shared:
@@ -207,32 +221,34 @@ def _bounds(groups: tuple[int, ...]) -> array[int]:
     return array("i", accumulate(groups, initial=0))
 
 
-def _term_fields(
-    term: ScoreTerm, expected: tuple[int, int, int, int], k_pos: Tensor, keep: list[Any]
-) -> tuple[int, ...]:
-    B, H, M, T = expected
+_NO_ROTATION: tuple[int, ...] = (0,) * 7
+
+
+def _term_fields(term: ScoreTerm, B: int, H: int, M: int, T: int, k_pos: Tensor, keep: list[Any]) -> tuple[int, ...]:
     q = term.q
-    if q.shape[:3] != (B, H, M):
+    rows, heads, queries, D = q.shape
+    if rows != B or heads != H or queries != M:
         raise UserError(f"queries have shape {tuple(q.shape)}, expected [B={B}, H={H}, M={M}, D]")
-    if q.shape[3] > 1 and q.stride(3) != 1:
+    b, h, m, d = q.stride()
+    if d != 1 and D > 1:
         q = q.contiguous()
         keep.append(q)
-    b, h, m, _ = q.stride()
+        b, h, m, _ = q.stride()
     gain = 0
     if term.gain is not None:
-        vector = term.gain.to(torch.float32).expand(q.shape[3]).contiguous()
+        vector = term.gain.to(torch.float32).expand(D).contiguous()
         keep.append(vector)
         gain = vector.data_ptr()
-    rotation: tuple[int, ...] = (0,) * 7
+    rotation = _NO_ROTATION
     if term.rotation is not None:
-        cos, sin, by_position = _turns(term.rotation, q.shape[3], k_pos)
+        cos, sin, by_position = _turns(term.rotation, D, k_pos)
         keep += (cos, sin)
         rotation = (_LAYOUTS[term.rotation.layout], 2 * cos.shape[-1], cos.data_ptr(), sin.data_ptr())
         if by_position:
             rotation += (0, cos.stride(0), cos.shape[0])
         else:
             rotation += (cos.stride(0) if cos.shape[0] > 1 else 0, cos.stride(1), 0)
-    view = _view_fields(term.stream, (B, H, T), term.start, q.shape[3], term.groups)
+    view = _view_fields(term.stream, B, H, T, term.start, D, term.groups)
     return (q.data_ptr(), _DTYPES[q.dtype], b, h, m, gain, *rotation, *view)
 
 
