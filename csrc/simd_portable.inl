@@ -33,9 +33,24 @@ INLINE void deinterleave(vf& x, vf& y) {
     x = a, y = b;
 }
 
-INLINE vf load(const bf16* p) { return vf{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}; }
-INLINE vf load(const f16* p) { return vf{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}; }
-INLINE vf load(const i8* p) { return vf{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}; }
+typedef uint32_t vu __attribute__((vector_size(16)));
+typedef uint16_t vu16 __attribute__((vector_size(8)));
+typedef int8_t vi8 __attribute__((vector_size(4)));
+template <class Vector, class E>
+INLINE Vector load_bits(const E* p) {
+    Vector x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE vf load(const bf16* p) { return reinterpret_cast<vf>(__builtin_convertvector(load_bits<vu16>(p), vu) << 16); }
+INLINE vf load(const f16* p) {  // as to_float
+    const vu bits = __builtin_convertvector(load_bits<vu16>(p), vu), rest = (bits & 0x7fffu) << 13;
+    const vu number = reinterpret_cast<vu>(reinterpret_cast<vf>(rest) * 0x1p112f);
+    const vu whole = rest >= 0x0f800000u ? number | 0x7f800000u : number;
+    return reinterpret_cast<vf>(whole | (bits & 0x8000u) << 16);
+}
+INLINE vf load(const i8* p) { return __builtin_convertvector(load_bits<vi8>(p), vf); }
 template <class E>
 INLINE vf load_part(const E* p, int n) {
     E part[N] = {};
@@ -44,9 +59,7 @@ INLINE vf load_part(const E* p, int n) {
 }
 
 INLINE void load_pairs(const bf16* p, vf* out) {
-    typedef uint32_t vu __attribute__((vector_size(16)));
-    vu x;
-    std::memcpy(&x, p, sizeof x);
+    const vu x = load_bits<vu>(p);
     out[0] = reinterpret_cast<vf>(x << 16);
     out[1] = reinterpret_cast<vf>(x & 0xffff0000u);
 }

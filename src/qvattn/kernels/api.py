@@ -128,13 +128,12 @@ def attend(
         raise UserError("scores=(): attention needs at least one scoring term")
     choice = choose(impl, scores, value, tables=tables, dropout=dropout)
     if choice.impl == "cpu":
+        _validate_tables(tables, geometry, H=scores[0].q.shape[1])
         try:
-            out = attend_cpu(scores, value, geometry, scale=scale, tables=tables)
+            return _lifted(attend_cpu(scores, value, geometry, scale=scale, tables=tables), value)
         except UserError:  # it checks shapes in less time, with fewer words
             _validate(scores, value, geometry, tables)
             raise
-        _validate_tables(tables, geometry, H=scores[0].q.shape[1])
-        return _lifted(out, value)
     _validate(scores, value, geometry, tables)
     if choice.impl == "sdpa":
         out = attend_sdpa(scores, value, geometry, scale=scale, tables=tables)
