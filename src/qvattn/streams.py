@@ -228,20 +228,6 @@ class StreamCache:
         self._positions[:, length : self.length] = PADDING
         self.length = length
 
-    def forget(self, rows: Tensor) -> None:
-        """Make the whole past of these rows padding, so that they may begin anew while the others go on."""
-        self._positions[rows, : self.length] = PADDING
-
-    def drop_first(self, count: int) -> None:
-        """Forget the first `count` tokens of every row and move the rest to the front."""
-        if not 0 <= count <= self.length:
-            raise UserError(f"count={count}: allowed 0 to {self.length}, the tokens in the cache")
-        rest = self.length - count
-        for buffer in self._buffers():
-            buffer[:, :, :rest] = buffer[:, :, count : self.length].clone()
-        self._positions[:, :rest] = self._positions[:, count : self.length].clone()
-        self.crop(rest)
-
     @torch.inference_mode(False)
     def fork(self) -> Self:
         """An independent copy: two continuations of one prefix do not see each other."""

@@ -23,8 +23,7 @@ def alone(model: LeanModel, source: list[int], limit: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("variant", "position"), FEW)
-def test_every_source_gives_what_it_gives_alone(variant: str, position: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMPACT_AT", 4)
+def test_every_source_gives_what_it_gives_alone(variant: str, position: str) -> None:
     model = LeanModel(ends(translation(variant, position)))
     sources = SOURCES[:14]
     made = greedy_many(model, sources, rows=5, max_new_tokens=11)
@@ -50,16 +49,16 @@ def test_limits_of_single_sources() -> None:
 
 def test_the_cache_stays_small_however_many_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
-    step = module.TranslationSession.step
+    step = module.RowSession.step
 
-    def watching(self: module.TranslationSession, tokens: torch.Tensor) -> torch.Tensor:
+    def watching(self: module.RowSession, tokens: torch.Tensor) -> torch.Tensor:
         logits = step(self, tokens)
         lengths.append(self.cache.length)
         return logits
 
-    monkeypatch.setattr(module.TranslationSession, "step", watching)
+    monkeypatch.setattr(module.RowSession, "step", watching)
     greedy_many(ends(translation("qv")), SOURCES * 5, rows=4, max_new_tokens=12)
-    assert len(lengths) > 250 and max(lengths) <= 2 * module.COMPACT_AT + 12
+    assert len(lengths) > 250 and max(lengths) == 12
 
 
 def test_refusals() -> None:

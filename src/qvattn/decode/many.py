@@ -1,9 +1,10 @@
 """Greedy decoding of many sources through a fixed number of rows: a row that ends takes the next source.
 
-The products of a step cost nearly the same for a few rows as for many, so rows must not stand idle. A source begins in
-a freed row at position 0 while its neighbours are elsewhere; to it, what the row held before is padding. Sources are
-taken longest first, so that the rows have similar sources; results come back in the order of the sources, and are
-those of `greedy`, whatever stood beside them.
+The products of a step cost nearly the same for a few rows as for many, so rows must not stand idle. Rows stand at
+positions of their own; the cache keeps the token at position p in slot p of its row, so that a row which begins anew
+overwrites what it held, and the cache stays as long as the longest running row. Sources are taken longest first, so
+that rows have similar sources. Results come back in the order of the sources, and are those of `greedy`, whatever stood
+beside them.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..models import Memory, QvattnModel
-from ..streams import PADDING
+from ..streams import PADDING, StreamCache
 from .choice import largest
 from .session import LeanModel, TranslationSession, as_lean, padded, stop_ids
+from .step import StepGeometry
 
 WORTH_FILLING = 3
 """Freed rows are filled together once there are so many: a filling costs about a tenth of a step."""
-COMPACT_AT = 32
-"""Tokens at the front of the cache that nobody sees any more, before the rest is moved."""
 
 
 @torch.inference_mode()
@@ -56,7 +56,7 @@ def greedy_many(
 
 
 class _Flow:
-    """The rows and what they hold: for each its source, its tokens so far, and the slot its past begins at."""
+    """The rows, and the source that each of them holds (None: it is free)."""
 
     def __init__(
         self,
@@ -72,27 +72,28 @@ class _Flow:
         order = sorted(range(len(sources)), key=lambda i: (-len(sources[i]), i))
         rows = min(rows, len(order))
         self.holds: list[int | None] = list(order[:rows])
-        self.starts = [0] * rows
         self.waiting = _Waiting(lean_model, sources, order[rows:], rows)
         ids, mask = padded([sources[i] for i in order[:rows]], lean_model.pad)
-        self.session = TranslationSession(lean_model, ids.to(lean_model.device), mask.to(lean_model.device), 1)
+        self.session = RowSession(lean_model, ids.to(lean_model.device), mask.to(lean_model.device))
 
     def run(self) -> list[list[int]]:
         logits = self.session.begin()
-        self.session.ragged()
         while True:
             tokens = largest(self.session.suppress(logits))
             freed = self._take(tokens.tolist())
-            free = [r for r, source in enumerate(self.holds) if source is None]
-            if freed and len(free) >= min(WORTH_FILLING, max(1, len(self.holds) // 4)):
-                tokens = self._fill(free, tokens) if self.waiting.left else self._drop(free, tokens)
-                if not self.holds:
-                    return self.results
+            if freed:
+                self.session.begin_again(torch.tensor(freed, device=tokens.device))
+                free = [r for r, source in enumerate(self.holds) if source is None]
+                if len(free) >= min(WORTH_FILLING, max(1, len(self.holds) // 4)):
+                    tokens = self._fill(free, tokens) if self.waiting.left else self._drop(tokens)
+                    if not self.holds:
+                        return self.results
+            self.session.last = max(len(self.results[s]) for s in self.holds if s is not None)
             logits = self.session.step(tokens)
 
-    def _take(self, tokens: list[int]) -> int:
-        """Give each source its token; how many rows have come to an end."""
-        freed = 0
+    def _take(self, tokens: list[int]) -> list[int]:
+        """Give each source its token; the rows that have come to an end."""
+        freed = []
         for row, token in enumerate(tokens):
             source = self.holds[row]
             if source is None:
@@ -101,47 +102,88 @@ class _Flow:
             made.append(token)
             if token in self.ends or len(made) >= self.bounds[source]:
                 self.holds[row] = None
-                freed += 1
+                freed.append(row)
         if freed and self.on_done is not None:
-            self.on_done(freed)
+            self.on_done(len(freed))
         return freed
 
     def _fill(self, free: list[int], tokens: Tensor) -> Tensor:
         """Begin waiting sources in free rows."""
         session = self.session
         taken, memory = self.waiting.take(len(free))
-        index = torch.tensor(free[: len(taken)], device=tokens.device)
+        rows = torch.tensor(free[: len(taken)], device=tokens.device)
         assert session.memory is not None
-        replace_rows(session.memory, index, memory)
-        session.begin_again(index)
+        replace_rows(session.memory, rows, memory)
+        session.begin_again(rows)
         for row, source in zip(free, taken, strict=False):
-            self.holds[row], self.starts[row] = source, session.cache.length
-        self._tidy()
-        return tokens.index_fill(0, index, self.lean.start)
-
-    def _drop(self, free: list[int], tokens: Tensor) -> Tensor:
-        """Go on without the free rows, since nothing is waiting."""
-        kept = [row for row, source in enumerate(self.holds) if source is not None]
-        self.holds, self.starts = [self.holds[r] for r in kept], [self.starts[r] for r in kept]
-        if not kept:
-            return tokens
-        index = torch.tensor(kept, device=tokens.device)
-        self.session.keep(index, index)
-        self._tidy()
-        return tokens[index]
-
-    def _tidy(self) -> None:
-        """Move the cache to the front when much of it belongs to nobody; narrow the memory to the longest source."""
-        session = self.session
-        dead = min(self.starts[r] for r, source in enumerate(self.holds) if source is not None)
-        if dead >= COMPACT_AT and 2 * dead >= session.cache.length:
-            session.cache.drop_first(dead)
-            self.starts = [max(0, start - dead) for start in self.starts]
+            self.holds[row] = source
         longest = max(len(self.sources[source]) for source in self.holds if source is not None)
-        assert session.memory is not None
         if longest < session.memory.positions.shape[1]:
             session.memory = narrowed(session.memory, longest)
-        session.last = max(len(self.results[source]) for source in self.holds if source is not None)
+        return tokens.index_fill(0, rows, self.lean.start)
+
+    def _drop(self, tokens: Tensor) -> Tensor:
+        """Go on without the free rows, since nothing is waiting."""
+        kept = [row for row, source in enumerate(self.holds) if source is not None]
+        self.holds = [self.holds[row] for row in kept]
+        if not kept:
+            return tokens
+        rows = torch.tensor(kept, device=tokens.device)
+        self.session.keep(rows, rows)
+        return tokens[rows]
+
+
+class RowCache(StreamCache):
+    """A cache whose rows advance one token at a time, each at its own position: position p lies in slot p."""
+
+    def _allocate(self, heads: int, width: int, dtype: torch.dtype) -> Tensor:
+        # slots that a row has not come to yet are hidden but may be read: they must hold numbers
+        return super()._allocate(heads, width, dtype).zero_()
+
+    def _selected(self, buffer: Tensor, index: Tensor) -> Tensor:
+        return buffer.index_select(0, index)
+
+    def advance_to(self, positions: Tensor, last: int) -> None:
+        """Begin a step: the position (B, 1) of each row's new token, none beyond `last`."""
+        self.reserve(last + 1)
+        self.length = last + 1
+        self._rows, self._slots = torch.arange(self.batch_size, device=self.device), positions[:, 0].long()
+        self._positions[self._rows, self._slots] = positions[:, 0]
+
+    def write(self, layer: int, entries: Mapping[str, Tensor]) -> None:
+        for name, entry in entries.items():
+            self._layers[layer][name].transpose(1, 2)[self._rows, self._slots] = entry[:, :, 0]
+
+    def forget(self, rows: Tensor) -> None:
+        """Make the whole past of these rows padding."""
+        self._positions[rows] = PADDING
+
+
+class RowSession(TranslationSession):
+    """A session whose rows stand at positions of their own. The caller sets `last`, the largest of them."""
+
+    cache: RowCache
+
+    def __init__(self, lean_model: LeanModel, input_ids: Tensor, mask: Tensor) -> None:
+        super().__init__(lean_model, input_ids, mask, 1)
+        old, stack = self.cache, lean_model.model.decoder_stack
+        self.cache = RowCache(stack.cache_layers, old.batch_size, dtype=old.dtype, device=old.device)
+        self.plain, self.last = False, 0
+        self._next = torch.zeros(old.batch_size, 1, dtype=torch.int32, device=old.device)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        positions, cache, stack = self._next, self.cache, self.lean.stack
+        assert positions is not None
+        self._next = positions + 1
+        cache.advance_to(positions, self.last)
+        geometry = StepGeometry(positions, cache.positions, window=stack.window, last=self.last, plain=False)
+        return stack.step(tokens[:, None], geometry, cache, self.memory)
+
+    def begin_again(self, rows: Tensor) -> None:
+        """Let these rows begin at position 0; their past is padding."""
+        assert self._next is not None
+        self.cache.forget(rows)
+        self._next = self._next.index_fill(0, rows, 0)
 
 
 class _Waiting:

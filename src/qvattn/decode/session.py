@@ -135,19 +135,6 @@ class Session:
         if self._next is not None:
             self._next = self._next.index_select(0, index)
 
-    def ragged(self) -> None:
-        """From now on rows may stand at different positions."""
-        if self._next is None:
-            start = self.last + 1
-            self._next = torch.full((self.rows, 1), start, dtype=torch.int32, device=self.cache.device)
-        self.plain = False
-
-    def begin_again(self, rows: Tensor) -> None:
-        """Let these rows begin at position 0; their past is padding. (After `ragged`.)"""
-        assert self._next is not None
-        self.cache.forget(rows)
-        self._next = self._next.index_fill(0, rows, 0)
-
     def keep(self, sources: Tensor, rows: Tensor) -> None:
         """Go on with these sources (or prompts) and these of their rows only, in this order."""
         self.reorder(rows)
