@@ -28,6 +28,7 @@ COLUMNS = (
     "valid_loss",
     "valid_perplexity",
     "valid_accuracy",
+    "valid_bleu",
 )
 
 

@@ -87,7 +87,10 @@ class Outcome:
 
 
 class Trainer:
-    """One run of one model. `train()` continues from `resume` (a checkpoint whose weights `model` already holds)."""
+    """One run of one model. `train()` continues from `resume` (a checkpoint whose weights `model` already holds).
+
+    score: further scores at every validation, by column of history.csv; the main process asks for them.
+    """
 
     def __init__(
         self,
@@ -103,11 +106,12 @@ class Trainer:
         resume: Checkpoint | None = None,
         facts: Mapping[str, Any] | None = None,
         scalars: Scalars | None = None,
+        score: Callable[[], Mapping[str, float]] | None = None,
         name: str = "train",
     ) -> None:
         self.spec, self.plan, self.data, self.valid = spec, plan, data, valid
         self.accelerator, self.run_dir, self.save_model = accelerator, run_dir, save_model
-        self.facts, self.scalars, self.name = dict(facts or {}), scalars, name
+        self.facts, self.scalars, self.score, self.name = dict(facts or {}), scalars, score, name
         self.device: torch.device = accelerator.device
         on_cpu = self.device.type == "cpu"
         optimizer = torch.optim.Adam(
@@ -177,6 +181,10 @@ class Trainer:
                 raise TrainingError(f"step {progress.step}: the validation loss is {scores.loss}; {self._advice()}")
             is_best = self._judge(scores)
             reporter.say(_validation_line(progress.step, scores, self.spec.best_metric, is_best))
+            if self.score is not None and self.accelerator.is_main_process:
+                more = self.score()
+                row |= more
+                reporter.say("  ".join(f"{name} {value:.2f}" for name, value in more.items()))
         if report:
             self._record(row, scores, history)
         if save or is_best or last:

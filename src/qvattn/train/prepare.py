@@ -6,7 +6,7 @@ Initial values and batch order depend on the seed only, never on the variant, so
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,15 @@ from .loop import Batch, TrainData
 from .recipe import Recipe
 
 Notes = dict[str, int | str]
+Pairs = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A run ready to start. `notes` are the corpus's counts, `variant` the attention spec of the decoder."""
+    """A run ready to start; the pairs are those of a translation task, as text.
+
+    `notes` are the corpus's counts, `variant` the attention spec of the decoder.
+    """
 
     model: QvattnModel
     plan: BatchPlan
@@ -46,6 +50,8 @@ class Prepared:
     tokenizers: Tokenizers
     notes: Notes
     variant: dict[str, Any]
+    valid_pairs: Pairs = ()
+    test_pairs: Pairs = ()
 
 
 class PairData:
@@ -89,6 +95,8 @@ class EncodedData:
     valid: Encoded
     test: Encoded | None
     notes: Notes
+    valid_pairs: Pairs = ()
+    test_pairs: Pairs = ()
 
 
 def prepare(recipe: Recipe, run_dir: Path, checkpoint: Checkpoint | None) -> Prepared:
@@ -109,6 +117,8 @@ def prepare(recipe: Recipe, run_dir: Path, checkpoint: Checkpoint | None) -> Pre
         tokenizers=encoded.tokenizers,
         notes=encoded.notes,
         variant=model.attention_spec.model_dump(mode="json", exclude_none=True),
+        valid_pairs=encoded.valid_pairs,
+        test_pairs=encoded.test_pairs,
     )
 
 
@@ -152,7 +162,8 @@ def _encode_pairs(recipe: Recipe, tokenizers: Tokenizers | None) -> EncodedData:
         notes.update({f"{name}_dropped_{reason}": count for reason, count in dataset.dropped.items() if count})
         return PairData(dataset)
 
-    return _splits(corpus, split, tokenizers, notes)
+    encoded = _splits(corpus, split, tokenizers, notes)
+    return replace(encoded, valid_pairs=corpus.valid, test_pairs=corpus.test)
 
 
 def _encode_text(recipe: Recipe, tokenizers: Tokenizers | None) -> EncodedData:

@@ -31,7 +31,7 @@ POSITION_KEYS = tuple(PositionSpec.model_fields)
 METRIC_DIRECTIONS = {"accuracy": "max", "loss": "min", "perplexity": "min"}
 """What "better" means for each validation metric."""
 
-FREE_ON_RESUME = ("train.threads", "train.device", "compare")
+FREE_ON_RESUME = ("train.threads", "train.device", "train.score_test", "train.score_beam", "compare")
 """Keys that may differ on resume: they describe the machine, or other runs, and not this run."""
 
 
@@ -85,6 +85,11 @@ class TrainSpec(_Section):
     keep_last: int = Field(default=2, ge=1)
     best_metric: Literal["accuracy", "loss", "perplexity"] = "accuracy"
     patience: int | None = Field(default=None, ge=1, description="validations without a new best before stopping")
+    score_test: bool = Field(default=False, description="BLEU and chrF of the best checkpoint on the test split")
+    score_beam: int = Field(default=5, ge=1, description="beams of score_test; 1 is greedy")
+    score_valid: int | None = Field(
+        default=None, ge=1, description="validation sentences translated greedily at every validation, for valid_bleu"
+    )
     seed: int = Field(default=1, ge=0)
     threads: int | None = Field(default=None, ge=1)
     device: Literal["auto", "cpu"] = "auto"
@@ -148,6 +153,8 @@ class Recipe(_Section):
         shared = self.task == "translation" and self.model.share_embeddings
         if shared and not self.data.shared_vocab:
             raise ValueError("model.share_embeddings: true needs data.shared_vocab: true")
+        if self.task != "translation" and (self.train.score_test or self.train.score_valid):
+            raise ValueError(f"train.score_test, train.score_valid: task {self.task!r} has no translations to score")
         complaints = _attention_complaints("model", self.model.attention, self.model.position, self.model)
         if self.compare is not None:
             for variant in self.compare.variants:

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers.utils import logging as transformers_logging
 
+from ..decode.score import score_translations
 from ..errors import UserError
 from .checkpoint import (
     Checkpoint,
@@ -136,12 +137,13 @@ def _train(
                 resume=_checked(checkpoint, prepared),
                 facts={"data": prepared.plan.fingerprint},
                 scalars=scalars,
+                score=_valid_score(recipe, prepared),
                 name=recipe.name,
             )
             outcome = trainer.train(stop_at=stop_at)
             results = base | _outcome(outcome, time.perf_counter() - begun)
             if results["status"] == "complete":
-                results["test"] = _test_scores(prepared, trainer, run_dir, outcome)
+                results["test"] = _test_scores(recipe, prepared, trainer, run_dir, outcome)
     except (TrainingError, CheckpointError, OSError) as error:
         if accelerator.is_main_process:
             _try_to_write_failure(run_dir, base, error)
@@ -190,7 +192,9 @@ def _outcome(outcome: Outcome, seconds: float) -> dict[str, Any]:
     }
 
 
-def _test_scores(prepared: Prepared, trainer: Trainer, run_dir: Path, outcome: Outcome) -> dict[str, Any] | None:
+def _test_scores(
+    recipe: Recipe, prepared: Prepared, trainer: Trainer, run_dir: Path, outcome: Outcome
+) -> dict[str, Any] | None:
     """Scores of the best checkpoint on the test split, if the corpus has one."""
     if not prepared.test:
         return None
@@ -200,7 +204,30 @@ def _test_scores(prepared: Prepared, trainer: Trainer, run_dir: Path, outcome: O
         weights = load_model(prepared.model, find_checkpoint(run_dir)).state_dict()
         prepared.model.load_state_dict(weights)
     step = best["step"] if best is not None else outcome.progress.step
-    return {"step": step, **trainer.evaluate(prepared.test).as_dict()}
+    scores = {"step": step, **trainer.evaluate(prepared.test).as_dict()}
+    if recipe.train.score_test and trainer.accelerator.is_main_process:
+        scores |= score_translations(
+            prepared.model,
+            prepared.tokenizers,
+            prepared.test_pairs,
+            recipe.train.score_beam,
+            max_new_tokens=recipe.data.max_length,
+        )
+    return scores
+
+
+def _valid_score(recipe: Recipe, prepared: Prepared) -> Callable[[], dict[str, float]] | None:
+    """What gives valid_bleu: the first sentences of the validation split, translated greedily."""
+    if recipe.train.score_valid is None:
+        return None
+    pairs = prepared.valid_pairs[: recipe.train.score_valid]
+
+    def score() -> dict[str, float]:
+        longest = recipe.data.max_length
+        scores = score_translations(prepared.model, prepared.tokenizers, pairs, beam=1, max_new_tokens=longest)
+        return {"valid_bleu": scores["bleu"]}
+
+    return score
 
 
 def _checked(checkpoint: Checkpoint | None, prepared: Prepared) -> Checkpoint | None:
