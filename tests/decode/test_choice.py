@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from qvattn.decode import choice
 from qvattn.decode.choice import SHORTEST, largest, largest_sums
 
 WIDTHS = [5, SHORTEST - 1, SHORTEST, SHORTEST + 1, SHORTEST + 77, 2500]
 
 
+@pytest.fixture(params=[0, choice.FEWEST])
+def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "FEWEST", request.param)
+
+
+@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("width", WIDTHS)
 def test_largest_is_argmax(width: int) -> None:
     rows = torch.randn(50, width)
@@ -20,6 +27,7 @@ def test_largest_is_argmax(width: int) -> None:
     assert torch.equal(largest(rows), rows.argmax(dim=1))
 
 
+@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_first_of_equals_wins(width: int) -> None:
     assert torch.equal(largest(torch.zeros(3, width)), torch.zeros(3, dtype=torch.long))

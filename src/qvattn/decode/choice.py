@@ -12,13 +12,15 @@ from torch import Tensor
 CHUNK = 64
 SHORTEST = 16 * CHUNK
 """Rows below this length are not worth two stages."""
+FEWEST = 150_000
+"""Entries below which one pass of `max` (three times as fast as `argmax`) is as fast as two stages."""
 
 
 def largest(rows: Tensor) -> Tensor:
     """Index of the largest entry of each row (R, V) -> (R,), as argmax."""
     count = rows.shape[1] // CHUNK
-    if rows.shape[1] < SHORTEST:
-        return rows.argmax(dim=1)
+    if rows.shape[1] < SHORTEST or rows.numel() < FEWEST:
+        return rows.max(dim=1).indices
     body = rows[:, : count * CHUNK].unflatten(1, (count, CHUNK))
     peaks = body.amax(dim=2)
     chunk = peaks.argmax(dim=1)

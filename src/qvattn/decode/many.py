@@ -10,13 +10,14 @@ beside them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import UserError
 from ..models import Memory, QvattnModel
-from ..streams import PADDING, StreamCache
+from ..streams import PADDING, Stream, StreamCache
 from .choice import largest
 from .session import LeanModel, TranslationSession, as_lean, padded, stop_ids
 from .step import StepGeometry
@@ -114,7 +115,7 @@ class _Flow:
         rows = torch.tensor(free[: len(taken)], device=tokens.device)
         assert session.memory is not None
         replace_rows(session.memory, rows, memory)
-        session.begin_again(rows)
+        session.begin_again(torch.tensor(free, device=tokens.device))  # so that no free row runs ahead of the others
         for row, source in zip(free, taken, strict=False):
             self.holds[row] = source
         longest = max(len(self.sources[source]) for source in self.holds if source is not None)
@@ -136,6 +137,10 @@ class _Flow:
 class RowCache(StreamCache):
     """A cache whose rows advance one token at a time, each at its own position: position p lies in slot p."""
 
+    def __init__(self, layers: Sequence[Sequence[Stream] | int], batch_size: int, **kwargs: Any) -> None:
+        super().__init__(layers, batch_size, **kwargs)
+        self._head_counts = {stream.heads for layer in self.streams for stream in layer}
+
     def _allocate(self, heads: int, width: int, dtype: torch.dtype) -> Tensor:
         # slots that a row has not come to yet are hidden but may be read: they must hold numbers
         return super()._allocate(heads, width, dtype).zero_()
@@ -147,12 +152,19 @@ class RowCache(StreamCache):
         """Begin a step: the position (B, 1) of each row's new token, none beyond `last`."""
         self.reserve(last + 1)
         self.length = last + 1
-        self._rows, self._slots = torch.arange(self.batch_size, device=self.device), positions[:, 0].long()
-        self._positions[self._rows, self._slots] = positions[:, 0]
+        slots = positions.long()
+        self._positions.scatter_(1, slots, positions)
+        rows = torch.arange(self.batch_size, device=self.device)[:, None]
+        self._places = {
+            heads: ((rows * heads + torch.arange(heads, device=self.device)) * self._capacity + slots).flatten()
+            for heads in self._head_counts
+        }
 
     def write(self, layer: int, entries: Mapping[str, Tensor]) -> None:
         for name, entry in entries.items():
-            self._layers[layer][name].transpose(1, 2)[self._rows, self._slots] = entry[:, :, 0]
+            buffer, (_, heads, _, width) = self._layers[layer][name], entry.shape
+            places = buffer.view(self.batch_size * heads * self._capacity, width)
+            places.index_copy_(0, self._places[heads], entry.reshape(-1, width))
 
     def forget(self, rows: Tensor) -> None:
         """Make the whole past of these rows padding."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..attention import Attention
 from ..geometry import Geometry
@@ -20,6 +20,7 @@ from ..kernels import attend, choose
 from ..kernels.cpu import attend_cpu
 from ..models.block import Block, Memory, Stack
 from ..positions import DistanceTables, Position, Rotation
+from ..positions.absolute import LearnedEmbedding
 from ..quantised import all_dense
 from ..streams import StreamCache
 from ..variants import Terms
@@ -29,12 +30,13 @@ from .lean import Linear, join_maps_of_input, lean
 class StepGeometry(Geometry):
     """Geometry of a causal step whose position range is known, so that nothing is worked out from tensors.
 
-    last: the largest position of a query.  plain: all rows stand at position `last`, with one new token and nothing
-    but real tokens in the past, so that everything is visible.
+    last: the largest position of a query; none of them is padding.  plain: all rows stand at position `last`, with one
+    new token and nothing but real tokens in the past, so that everything is visible.
     """
 
     def __init__(self, q_pos: Tensor, k_pos: Tensor, *, window: int | None, last: int, plain: bool) -> None:
         super().__init__(q_pos, k_pos, causal=True, window=window)
+        self.last = last
         facts: dict[str, Any] = {"delta_range": (0, last)}
         if plain:
             facts |= {"offset": last}
@@ -127,17 +129,16 @@ class LeanStack:
         self.position: Position = next(stack.blocks()).self_attn.position
         self.last_norm = lean(stack).last_norm
         self.output = Linear(output, None)
+        self._ahead = torch.empty(0)
+        self._seen: tuple[Memory, int, Geometry] | None = None
 
     def step(self, ids: Tensor, geometry: Geometry, cache: StreamCache, memory: Memory | None = None) -> Tensor:
         """New ids (B, M), geometry over a cache that has been advanced -> logits (B, V) of the newest token."""
         x = F.embedding(ids, self.embedding) * self.scale
         if self.position_embedding is not None:
-            x = x + self.position_embedding.forward(geometry.q_pos).to(x.dtype)
+            x = x + self._absolute(self.position_embedding, geometry).to(x.dtype)
         q_turn, k_turn = self.position.rotation(geometry.q_pos), self.position.rotation(geometry.k_pos)
-        over = None
-        if memory is not None:
-            sources, rows = memory.positions.shape[0], ids.shape[0]
-            over = memory.geometry(rows // sources * ids.shape[1])
+        over = None if memory is None else self._over(memory, ids.numel())
         for i, layer in enumerate(self.layers):
             own = layer.attention
             h = layer.self_norm(x) if layer.pre else x
@@ -150,6 +151,24 @@ class LeanStack:
             y = layer.ff(layer.ff_norm(x) if layer.pre else x)
             x = x + y if layer.pre else layer.ff_norm(x + y)
         return self.output(self.last_norm(x[:, -1]))
+
+    def _absolute(self, embedding: nn.Module, geometry: Geometry) -> Tensor:
+        """What absolute positions add to the embedding; for steps looked up in a table made ahead."""
+        if not isinstance(geometry, StepGeometry):
+            added: Tensor = embedding.forward(geometry.q_pos)
+            return added
+        if geometry.last >= self._ahead.shape[0]:
+            limit = embedding.weight.shape[0] if isinstance(embedding, LearnedEmbedding) else 2 * geometry.last
+            reach = max(geometry.last + 1, min(limit, max(64, 2 * geometry.last)))
+            every = torch.arange(reach, dtype=torch.int32, device=geometry.q_pos.device)
+            self._ahead = embedding.forward(every[None])[0]
+        return F.embedding(geometry.q_pos, self._ahead)
+
+    def _over(self, memory: Memory, queries: int) -> Geometry:
+        """The geometry of a step over a memory, the same for all steps over it."""
+        if self._seen is None or self._seen[0] is not memory or self._seen[1] != queries:
+            self._seen = memory, queries, memory.geometry(queries // memory.positions.shape[0])
+        return self._seen[2]
 
     @staticmethod
     def _over_memory(x: Tensor, layer: LeanLayer, streams: Mapping[str, Tensor], over: Geometry) -> Tensor:
