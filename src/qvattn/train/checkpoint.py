@@ -1,16 +1,18 @@
 """Checkpoints on disk: written beside the final place, flushed, then renamed, so a crash never leaves half of one.
 
-    checkpoints/step-0000400/   model.safetensors, config.json, optimizer.pt, state.json
+    checkpoints/step-0000400/   model.safetensors, config.json, optimizer.pt, state.json, SHA256SUMS
     checkpoints/best            link to the best step's directory         checkpoints/last   link to the newest
 
-Any directory named `step-...` is complete. `state.json` of the newest one is the authority on which step is best (the
-links are for people and for tools that take a path). The best checkpoint outlives the last N without its optimizer.
+Any directory named `step-...` is complete; SHA256SUMS (as `sha256sum -c` reads it) tells whether it is still what was
+written. `state.json` of the newest one is the authority on which step is best (the links are for people and for tools
+that take a path). A best checkpoint outlives the last N without its optimizer, as long as one of these names it.
 This module must never delete the newest complete checkpoint, and never unpickle anything but tensors and plain values.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -23,7 +25,9 @@ import torch
 
 from ..errors import UserError
 
-STATE, OPTIMIZER = "state.json", "optimizer.pt"
+STATE, OPTIMIZER, SUMS = "state.json", "optimizer.pt", "SHA256SUMS"
+DRAFT = ".draft-"
+"""Begins the name of what is being written or deleted."""
 
 
 class CheckpointError(RuntimeError):
@@ -58,6 +62,31 @@ class Checkpoint:
     def resumable(self) -> bool:
         return (self.path / OPTIMIZER).is_file()
 
+    def damage(self, *, resume: bool) -> str | None:
+        """What is wrong with the files, or None when they are those that were written (their sums are read again).
+
+        resume: whether the optimizer's state is needed too. A checkpoint without sums, of an earlier version, is taken
+        for whole.
+        """
+        try:
+            listed = (self.path / SUMS).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            return f"{SUMS} cannot be read ({error})"
+        sums = {name: digest for digest, _, name in (line.partition("  ") for line in listed.splitlines())}
+        if not sums.keys() >= {STATE, OPTIMIZER} or len(sums) < 3:
+            return f"{SUMS} is not whole"
+        for name, digest in sums.items():
+            if name == OPTIMIZER and not resume:
+                continue
+            file = self.path / name
+            if file.parent != self.path or not file.is_file():
+                return f"{name} is missing"
+            if _digest(file) != digest:
+                return f"{name} is not what was written (its SHA-256 differs)"
+        return None
+
 
 def list_checkpoints(run_dir: Path) -> list[Checkpoint]:
     """All complete checkpoints, oldest first."""
@@ -74,10 +103,32 @@ def last_checkpoint(run_dir: Path) -> Checkpoint | None:
     return next((found for found in reversed(list_checkpoints(run_dir)) if found.resumable), None)
 
 
-def find_checkpoint(run_dir: str | Path, which: Literal["best", "last"] = "best") -> Path:
-    """The directory of a run's best or newest model, to give to `from_pretrained`.
+def whole_checkpoint(run_dir: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that a run can resume from and whose files are whole, and what is wrong with newer ones.
 
-    Before the first validation "best" is the newest. Raises `UserError` when the run has no checkpoint.
+    None when the run has no checkpoint yet. Raises `UserError` when it has some and none is whole.
+    """
+    damaged = []
+    for found in reversed(list_checkpoints(run_dir)):
+        if not found.resumable:
+            continue
+        wrong = found.damage(resume=True)
+        if wrong is None:
+            return found, damaged
+        damaged.append(f"checkpoint {found.path}: {wrong}")
+    if damaged:
+        raise UserError(
+            f"cannot resume {str(run_dir)!r}: no checkpoint is whole. {'; '.join(damaged)}. "
+            "Put back a copy, or start anew with --overwrite"
+        )
+    return None, damaged
+
+
+def find_checkpoint(run_dir: str | Path, which: Literal["best", "last"] = "best") -> Path:
+    """The directory of a run's best or newest model, to give to `from_pretrained`; its files are verified.
+
+    Before the first validation "best" is the newest. Raises `UserError` when the run has no checkpoint, or the one that
+    is asked for is gone or damaged: another one is never given in its place.
     """
     checkpoints = list_checkpoints(Path(run_dir))
     if not checkpoints:
@@ -85,7 +136,15 @@ def find_checkpoint(run_dir: str | Path, which: Literal["best", "last"] = "best"
     newest = checkpoints[-1]
     best = newest.state().get("best") if which == "best" else None
     step = best["step"] if best else newest.step
-    return next((found.path for found in checkpoints if found.step == step), newest.path)
+    chosen = next((found for found in checkpoints if found.step == step), None)
+    if chosen is None:
+        raise UserError(f"run directory {str(run_dir)!r}: the best checkpoint, of step {step}, is gone")
+    for checkpoint in (newest, chosen):
+        if wrong := checkpoint.damage(resume=False):
+            raise UserError(
+                f"checkpoint {checkpoint.path}: {wrong}; give the path of another checkpoint, or train again"
+            )
+    return chosen.path
 
 
 def write_checkpoint(
@@ -103,7 +162,7 @@ def write_checkpoint(
     """
     folder = run_dir / "checkpoints"
     final = folder / f"step-{step:07d}"
-    draft = folder / f".draft-{step:07d}"
+    draft = folder / f"{DRAFT}{step:07d}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         discard_drafts(run_dir)
@@ -111,13 +170,15 @@ def write_checkpoint(
         save_model(draft)
         torch.save(optimizer_state, draft / OPTIMIZER)
         (draft / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+        sums = [f"{_digest(file)}  {file.name}\n" for file in sorted(draft.iterdir())]
+        (draft / SUMS).write_text("".join(sums), encoding="utf-8")
         mode = (draft / STATE).stat().st_mode  # safetensors keeps its files from everybody else
         for file in draft.iterdir():
             file.chmod(mode)
             _flush(file)
         _flush(draft)
         if final.exists():  # left by a longer run that was resumed from an earlier step
-            shutil.rmtree(final)
+            discard(final)
         draft.rename(final)
         _flush(folder)
     except Exception as error:
@@ -131,7 +192,7 @@ def write_checkpoint(
     _link(folder / "last", final.name)
     if best:
         _link(folder / "best", f"step-{best['step']:07d}")
-    _prune(run_dir, keep_last=keep_last, best_step=best["step"] if best else None)
+    _prune(run_dir, keep_last=keep_last)
     return final
 
 
@@ -139,33 +200,68 @@ def discard_after(run_dir: Path, step: int) -> None:
     """Remove checkpoints newer than `step` (a resumed run will write its own)."""
     for checkpoint in list_checkpoints(run_dir):
         if checkpoint.step > step:
-            shutil.rmtree(checkpoint.path)
+            discard(checkpoint.path)
 
 
 def discard_drafts(run_dir: Path) -> None:
-    """Remove what a killed process left half-written."""
-    for draft in (run_dir / "checkpoints").glob(".draft-*"):
-        shutil.rmtree(draft, ignore_errors=True)
+    """Remove what a killed process left half-written or half-deleted."""
+    for folder in (run_dir, run_dir / "checkpoints"):
+        for draft in folder.glob(f"{DRAFT}*"):
+            _delete(draft)
+
+
+def discard(path: Path) -> None:
+    """Delete a file or directory so that a kill in the middle leaves nothing that looks like a part of it.
+
+    Of a link only the link.
+    """
+    doomed = path.with_name(f"{DRAFT}{path.name}")
+    _delete(doomed)
+    path.rename(doomed)
+    _delete(doomed)
+
+
+def _delete(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a small text file in one step."""
+    """Replace a small text file in one step. Raises OSError with the file's name.
+
+    What lies at the draft's place, such as a link to elsewhere, is never written through.
+    """
     draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    _flush(draft)
-    os.replace(draft, path)
-    _flush(path.parent)
+    try:
+        draft.unlink(missing_ok=True)
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(text)
+        _flush(draft)
+        os.replace(draft, path)
+        _flush(path.parent)
+    except OSError as error:  # a full disk does not say which file
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _prune(run_dir: Path, *, keep_last: int, best_step: int | None) -> None:
-    for checkpoint in list_checkpoints(run_dir)[:-keep_last]:
-        if checkpoint.step == best_step:
+def _prune(run_dir: Path, *, keep_last: int) -> None:
+    """Keep the newest, and the best models that these name: a run may have to go back to any of them."""
+    checkpoints = list_checkpoints(run_dir)
+    best = {_best_step(checkpoint) for checkpoint in checkpoints[-keep_last:]}
+    for checkpoint in checkpoints[:-keep_last]:
+        if checkpoint.step in best:
             (checkpoint.path / OPTIMIZER).unlink(missing_ok=True)
         else:
-            # renamed first, so that a kill in the middle does not leave a directory that looks complete
-            doomed = checkpoint.path.with_name(f".draft-{checkpoint.path.name}")
-            checkpoint.path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            discard(checkpoint.path)
+
+
+def _best_step(checkpoint: Checkpoint) -> int | None:
+    try:
+        best = checkpoint.state().get("best")
+    except UserError:  # damaged: it will not be gone back to
+        return None
+    return best["step"] if best else None
 
 
 def _link(link: Path, target: str) -> None:
@@ -176,6 +272,11 @@ def _link(link: Path, target: str) -> None:
         os.replace(draft, link)
     except OSError:  # a file system without links: `find_checkpoint` does not need them
         draft.unlink(missing_ok=True)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:
