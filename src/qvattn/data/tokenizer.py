@@ -159,6 +159,14 @@ def _wrap(core: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _write(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(tokenizer.backend_tokenizer.to_str(pretty=True), encoding="utf-8")
-    os.replace(unfinished, path)
+    text = tokenizer.backend_tokenizer.to_str(pretty=True)
+    unfinished = path.with_name(f".{path.name}.draft")
+    try:
+        unfinished.unlink(missing_ok=True)
+        with unfinished.open("x", encoding="utf-8") as file:  # a link that lies there is not written through
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:  # a full disk does not say which file
+        raise OSError(error.errno, error.strerror, str(path)) from error

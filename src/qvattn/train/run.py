@@ -6,11 +6,13 @@ of a run is ever deleted.
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
 import json
 import math
 import os
-import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,10 +29,11 @@ from ..errors import UserError
 from .checkpoint import (
     Checkpoint,
     CheckpointError,
+    discard,
     discard_after,
     discard_drafts,
     find_checkpoint,
-    last_checkpoint,
+    whole_checkpoint,
     write_atomically,
 )
 from .environment import describe_environment
@@ -39,15 +42,16 @@ from .prepare import Prepared, load_model, prepare
 from .recipe import Recipe, changed_keys, dump_recipe, read_recipe
 
 RUN_FILES = (
-    "recipe.yaml",
-    "environment.json",
-    "history.csv",
     "results.json",
-    "tokenizer.json",
-    "tokenizer_target.json",
     "checkpoints",
     "tensorboard",
+    "history.csv",
+    "tokenizer.json",
+    "tokenizer_target.json",
+    "environment.json",
+    "recipe.yaml",
 )
+"""In the order in which they are deleted: what is left half-way is a run that has only begun, never a complete one."""
 NOT_OURS_BUT_HARMLESS = ("log.txt",)
 """May lie in a run directory that counts as empty: whoever starts a run may send its output there."""
 
@@ -95,7 +99,7 @@ def run_training(
     if not accelerator.is_main_process:
         accelerator.wait_for_everyone()  # until the main process has prepared the directory
         return _train(recipe, run_dir, accelerator, resume=resume, stop_at=stop_at)
-    with _locked(run_dir):
+    with _locked(run_dir), _named(run_dir):
         _open_run_dir(run_dir, recipe, resume=resume, overwrite=overwrite)
         finished = _finished(run_dir) if resume else None
         accelerator.wait_for_everyone()
@@ -109,7 +113,7 @@ def _train(
     finished = _finished(run_dir) if resume and not accelerator.is_main_process else None
     if finished:
         return finished
-    checkpoint = last_checkpoint(run_dir) if resume else None
+    checkpoint = _checkpoint(run_dir, accelerator) if resume else None
     with accelerator.main_process_first():
         prepared = prepare(recipe, run_dir, checkpoint)
     if accelerator.is_main_process:
@@ -135,7 +139,7 @@ def _train(
                 run_dir=run_dir,
                 save_model=prepared.model.save_pretrained,
                 resume=_checked(checkpoint, prepared),
-                facts={"data": prepared.plan.fingerprint},
+                facts=_fingerprints(prepared),
                 scalars=scalars,
                 score=_valid_score(recipe, prepared),
                 name=recipe.name,
@@ -147,8 +151,6 @@ def _train(
     except (TrainingError, CheckpointError, OSError) as error:
         if accelerator.is_main_process:
             _try_to_write_failure(run_dir, base, error)
-        if isinstance(error, OSError):
-            raise CheckpointError(f"{error.filename or run_dir}: {error.strerror or error}") from error
         raise
     if accelerator.is_main_process:
         write_json(run_dir / "results.json", results)
@@ -230,15 +232,36 @@ def _valid_score(recipe: Recipe, prepared: Prepared) -> Callable[[], dict[str, f
     return score
 
 
+def _fingerprints(prepared: Prepared) -> dict[str, str]:
+    """What a checkpoint's weights mean something with, and with nothing else."""
+    digest = hashlib.sha256()
+    for tokenizer in {id(t): t for t in (prepared.tokenizers.source, prepared.tokenizers.target)}.values():
+        digest.update(tokenizer.backend_tokenizer.to_str().encode())
+    return {"data": prepared.plan.fingerprint, "tokenizer": digest.hexdigest()[:16]}
+
+
+def _checkpoint(run_dir: Path, accelerator: Accelerator) -> Checkpoint | None:
+    """The newest whole checkpoint; says which newer ones are passed over."""
+    checkpoint, damaged = whole_checkpoint(run_dir)
+    if checkpoint and accelerator.is_main_process:
+        for wrong in damaged:
+            print(f"warning: {wrong}; going on from step {checkpoint.step} instead", file=sys.stderr, flush=True)
+    return checkpoint
+
+
 def _checked(checkpoint: Checkpoint | None, prepared: Prepared) -> Checkpoint | None:
-    """The checkpoint to resume, if it was trained on the same data."""
+    """The checkpoint to resume, if it was trained on the same data, as the same ids."""
     if checkpoint is None:
         return None
-    before, now = checkpoint.state().get("facts", {}).get("data"), prepared.plan.fingerprint
-    if before != now:
-        raise UserError(
-            f"cannot resume {checkpoint.path}: the training data changed (fingerprint {before} then, {now} now)"
-        )
+    before, now = checkpoint.state().get("facts", {}), _fingerprints(prepared)
+    for fact, what in (("data", "the training data"), ("tokenizer", "the tokenizer")):
+        if fact == "data" or fact in before:
+            if before.get(fact) == now[fact]:
+                continue
+            raise UserError(
+                f"cannot resume {checkpoint.path}: {what} changed (fingerprint {before.get(fact)} then, "
+                f"{now[fact]} now); put back what it was, or start anew with --overwrite"
+            )
     return checkpoint
 
 
@@ -252,9 +275,7 @@ def _open_run_dir(run_dir: Path, recipe: Recipe, *, resume: bool, overwrite: boo
         foreign = sorted(set(contents) - set(RUN_FILES))
         if foreign:
             raise UserError(f"run directory {str(run_dir)!r}: {foreign[0]!r} is not part of a run; not overwriting")
-        for name in contents:
-            path = run_dir / name
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        clear_run(run_dir)
     elif contents and not resume:
         raise UserError(
             f"run directory {str(run_dir)!r} is not empty (it holds {sorted(contents)[0]!r}): "
@@ -266,8 +287,29 @@ def _open_run_dir(run_dir: Path, recipe: Recipe, *, resume: bool, overwrite: boo
         if changed := changed_keys(before, recipe):
             raise UserError(f"cannot resume {str(run_dir)!r}: the recipe changed in {', '.join(changed)}")
     elif resume and contents:
-        raise UserError(f"cannot resume {str(run_dir)!r}: it holds no recipe.yaml")
+        raise UserError(f"cannot resume {str(run_dir)!r}: it holds no recipe.yaml; start anew with --overwrite")
+    _refuse_links(run_dir)
     write_atomically(saved, dump_recipe(recipe))
+
+
+def clear_run(run_dir: Path) -> None:
+    """Delete what a run left, and nothing else."""
+    discard_drafts(run_dir)
+    for name in RUN_FILES:
+        path = run_dir / name
+        if path.exists() or path.is_symlink():
+            discard(path)
+
+
+def _refuse_links(run_dir: Path) -> None:
+    """A run directory that somebody gave away must not make its user write or delete elsewhere."""
+    for name in ("checkpoints", "tensorboard"):
+        path = run_dir / name
+        if path.is_symlink():
+            raise UserError(
+                f"run directory {str(run_dir)!r}: {name} is a link (to {os.readlink(path)!r}), so the run would write "
+                "outside of it; remove the link, or put the whole run directory there"
+            )
 
 
 def _finished(run_dir: Path) -> dict[str, Any] | None:
@@ -289,16 +331,40 @@ def _locked(run_dir: Path) -> Iterator[None]:
     """Keeps a second process out of the run directory; the system lifts the lock when a process dies."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        handle = os.open(run_dir / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(run_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise UserError(f"run directory {str(run_dir)!r}: {error.strerror}") from error
+        raise UserError(f"run directory {str(run_dir)!r}: {error.strerror}; {advice(error)}") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        raise UserError(f"run directory {str(run_dir)!r} is in use by another process") from error
+        raise UserError(
+            f"run directory {str(run_dir)!r} is in use by another process; wait until it ends, or choose another"
+        ) from error
     finally:
         os.close(handle)
+
+
+@contextmanager
+def _named(run_dir: Path) -> Iterator[None]:
+    """Says of what the system refuses which file it was, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or run_dir}: {error.strerror or error}; {advice(error)}, then go on with --resume"
+        ) from error
+
+
+def advice(error: OSError) -> str:
+    """What a user can do about an error of the file system."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "make room on the disk"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return "choose a directory that you may write to"
+    if error.errno == errno.ELOOP:
+        return "remove the link"
+    return "see that the directory can be written to"
 
 
 @contextmanager
