@@ -124,6 +124,7 @@ class Attention(nn.Module):
         lent: the streams of the earlier layer this one borrows from (without a cache).
         Returns y (B, M, E), the streams attended over, and the weights (B, H, M, T) if asked for.
         """
+        geometry = geometry.with_window(self.spec.window)
         q_rotation = geometry.recall(("q", self.spec.position), lambda: self.position.rotation(geometry.q_pos))
         k_rotation = geometry.recall(("k", self.spec.position), lambda: self.position.rotation(geometry.k_pos))
         if self.borrows:

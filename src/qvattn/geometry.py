@@ -29,6 +29,15 @@ class Geometry:
         self.q_pos, self.k_pos, self.causal, self.window = q_pos, k_pos, causal, window
         self._recalled: dict[Hashable, Any] = {}
 
+    def with_window(self, window: int | None) -> Geometry:
+        """The same tokens seen through another window; made once for all layers that have it."""
+        if window == self.window:
+            return self
+        return self.recall(("window", window), lambda: self._windowed(window))
+
+    def _windowed(self, window: int | None) -> Geometry:
+        return Geometry(self.q_pos, self.k_pos, causal=self.causal, window=window)
+
     def recall(self, key: Hashable, make: Callable[[], T_]) -> T_:
         """What `make` gives, made once for all layers that share this geometry."""
         if key not in self._recalled:

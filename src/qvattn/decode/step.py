@@ -36,13 +36,16 @@ class StepGeometry(Geometry):
 
     def __init__(self, q_pos: Tensor, k_pos: Tensor, *, window: int | None, last: int, plain: bool) -> None:
         super().__init__(q_pos, k_pos, causal=True, window=window)
-        self.last = last
+        self.last, self._plain = last, plain
         facts: dict[str, Any] = {"delta_range": (0, last)}
         if plain:
             facts |= {"offset": last}
             if window is None or last < window:
                 facts |= {"visible": None, "hidden": None, "seeing": None}
         self.__dict__.update(facts)
+
+    def _windowed(self, window: int | None) -> StepGeometry:
+        return StepGeometry(self.q_pos, self.k_pos, window=window, last=self.last, plain=self._plain)
 
 
 class LeanAttention:
@@ -51,6 +54,7 @@ class LeanAttention:
     def __init__(self, attention: Attention, *, over_memory: bool = False) -> None:
         self.variant = lean(attention.variant)
         self.position: Position = attention.position
+        self.position_spec, self.window = attention.spec.position, attention.spec.window
         self.borrows, self.impl = attention.borrows, attention.impl
         self.scale = attention.variant.scale
         self.may_absorb = attention.can_absorb and attention.route != "expand"
@@ -126,7 +130,7 @@ class LeanStack:
         self.layers = [LeanLayer(block) for block in stack.blocks()]
         self.window = stack.spec.window
         self.scale, self.embedding, self.position_embedding = stack.input_scale, embedding, stack.position_embedding
-        self.position: Position = next(stack.blocks()).self_attn.position
+        self.positions = {block.self_attn.spec.position: block.self_attn.position for block in stack.blocks()}
         self.last_norm = lean(stack).last_norm
         self.output = Linear(output, None)
         self._ahead = torch.empty(0)
@@ -137,14 +141,15 @@ class LeanStack:
         x = F.embedding(ids, self.embedding) * self.scale
         if self.position_embedding is not None:
             x = x + self._absolute(self.position_embedding, geometry).to(x.dtype)
-        q_turn, k_turn = self.position.rotation(geometry.q_pos), self.position.rotation(geometry.k_pos)
+        turns = {spec: (p.rotation(geometry.q_pos), p.rotation(geometry.k_pos)) for spec, p in self.positions.items()}
         over = None if memory is None else self._over(memory, ids.numel())
         for i, layer in enumerate(self.layers):
             own = layer.attention
+            q_turn, k_turn = turns[own.position_spec]
             h = layer.self_norm(x) if layer.pre else x
             if not own.borrows:
                 cache.write(i, own.variant.entries(h, q_turn))
-            y = own.attend(own.variant.queries(h, q_turn), cache.read(i), geometry, k_turn)
+            y = own.attend(own.variant.queries(h, q_turn), cache.read(i), geometry.with_window(own.window), k_turn)
             x = x + y if layer.pre else layer.self_norm(x + y)
             if memory is not None and over is not None:
                 x = self._over_memory(x, layer, memory.streams[i], over)

@@ -79,7 +79,7 @@ class QvattnModel(PreTrainedModel, StreamGenerationMixin):
 
     @property
     def attention_spec(self) -> AttentionSpec:
-        """The spec of the attention whose streams grow with every token."""
+        """The spec of the attention whose streams grow with every token: the lowest layer's, where layers differ."""
         return self.decoder_stack.spec
 
     def cache_elements_per_token(self) -> int:
@@ -87,8 +87,8 @@ class QvattnModel(PreTrainedModel, StreamGenerationMixin):
         return self.decoder_stack.cache_elements_per_token
 
     def cache_elements_per_token_layer(self) -> int:
-        """Elements cached per generated token in one layer that owns its streams."""
-        return self.attention_spec.cache_elements_per_token
+        """Elements cached per generated token in one layer that owns its streams: the widest, where layers differ."""
+        return max(spec.cache_elements_per_token for spec in self.decoder_stack.specs)
 
     def attention_parameters(self) -> int:
         """Parameters of all attention layers, position schemes included."""

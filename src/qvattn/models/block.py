@@ -18,7 +18,7 @@ from ..attention import Attention
 from ..geometry import Geometry
 from ..positions import POSITIONS
 from ..spec import AttentionSpec
-from ..streams import PADDING, Stream, StreamCache
+from ..streams import PADDING, Stream, StreamCache, cache_elements
 from .config import _Config
 
 
@@ -145,6 +145,7 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """Layers over one embedding, with the absolute position of their scheme and a last norm (pre-norm only).
 
+    specs: attention of each layer, from bottom to top; cross: the same for attention to a memory.
     share_every: layer l reuses the streams of layer l - l % share_every.
     """
 
@@ -154,17 +155,18 @@ class Stack(nn.Module):
     def __init__(
         self,
         config: _Config,
-        depth: int,
-        spec: AttentionSpec,
-        cross: AttentionSpec | None = None,
+        specs: Sequence[AttentionSpec],
+        cross: Sequence[AttentionSpec] | None = None,
         share_every: int = 1,
     ) -> None:
         super().__init__()
-        self.spec, self.rate, self.share_every = spec, config.dropout, share_every
+        self.spec, self.rate, self.share_every = specs[0], config.dropout, share_every
         self.input_scale = config.d_model**0.5
-        scheme = POSITIONS[spec.position.kind]
-        self.position_embedding = scheme.embedding(config.d_model, spec.position.options)
-        self.layers = nn.ModuleList(Block(config, spec, cross, i % share_every != 0) for i in range(depth))
+        position = specs[0].position
+        self.position_embedding = POSITIONS[position.kind].embedding(config.d_model, position.options)
+        self.layers = nn.ModuleList(
+            Block(config, spec, cross[i] if cross else None, i % share_every != 0) for i, spec in enumerate(specs)
+        )
         self.last_norm = norm(config) if config.norm == "pre" else nn.Identity()
 
     def forward(
@@ -209,16 +211,20 @@ class Stack(nn.Module):
             yield block
 
     @property
+    def specs(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each layer, from bottom to top."""
+        return tuple(block.self_attn.spec for block in self.blocks())
+
+    @property
     def cache_layers(self) -> list[tuple[Stream, ...] | int]:
         """Per layer its streams, or the index of the layer it shares them with."""
-        depth = len(self.layers)
-        return [self.spec.streams if i % self.share_every == 0 else i - i % self.share_every for i in range(depth)]
+        every = self.share_every
+        return [spec.streams if i % every == 0 else i - i % every for i, spec in enumerate(self.specs)]
 
     @property
     def cache_elements_per_token(self) -> int:
         """Elements cached per token over all layers, shared streams counted once."""
-        owners = [layer for layer in self.cache_layers if not isinstance(layer, int)]
-        return len(owners) * self.spec.cache_elements_per_token
+        return sum(cache_elements(layer) for layer in self.cache_layers if not isinstance(layer, int))
 
 
 def positions_of(mask: Tensor) -> Tensor:

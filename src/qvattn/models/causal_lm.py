@@ -28,7 +28,7 @@ class CausalLM(QvattnModel):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.decoder = Stack(config, config.layers, config.decoder_spec, share_every=config.share_every)
+        self.decoder = Stack(config, config.decoder_specs, share_every=config.share_every)
         self.post_init()
 
     @property

@@ -3,6 +3,7 @@
 `attention` is either one description (a variant's name, or a dict of AttentionSpec fields without d_model and causal),
 used everywhere, or a dict of such descriptions by place: "encoder", "decoder", "cross". A description's fields beat the
 top-level `n_heads` and `position`. Cross-attention carries no relative position and no window (as in T5).
+Where layers differ, a place holds a list of descriptions, one for each layer from bottom to top.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
         raise UserError(f"{field}={value!r}: allowed are {', '.join(allowed)}")
 
 
-def _by_place(attention: Any, places: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """The long form of `attention`: place -> AttentionSpec fields."""
+def _by_place(attention: Any, places: tuple[str, ...]) -> dict[str, Any]:
+    """The long form of `attention`: place -> AttentionSpec fields, or a list of them, one for each layer."""
 
-    def fields(one: Any) -> dict[str, Any]:
+    def fields(one: Any) -> Any:
+        if isinstance(one, list | tuple):
+            return [fields(layer) for layer in one]
         if isinstance(one, str):
             return {"variant": one}
         if not isinstance(one, dict):
@@ -71,9 +74,40 @@ class _Config(PreTrainedConfig):
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout={self.dropout}: allowed is 0 <= dropout < 1")
 
-    def spec(self, place: str, *, causal: bool, memory: bool = False) -> AttentionSpec:
-        """The attention spec at one place. memory: it reads a memory, so relative position and window are dropped."""
-        own = dict(self.attention[place])
+    def specs(self, place: str, depth: int, *, causal: bool, memory: bool = False) -> tuple[AttentionSpec, ...]:
+        """The attention specs at one place, one for each of `depth` layers.
+
+        memory: they read a memory, so relative position and window are dropped.
+        """
+        given = self.attention[place]
+        if not isinstance(given, list):
+            return (self._spec(given, causal=causal, memory=memory),) * depth
+        if len(given) != depth:
+            raise UserError(
+                f"attention.{place}: a list of {len(given)} descriptions for {depth} layers; give one for each layer, "
+                "or one description for all"
+            )
+        specs = tuple(self._spec(one, causal=causal, memory=memory) for one in given)
+        self._check_layers(place, specs)
+        return specs
+
+    def _check_layers(self, place: str, specs: tuple[AttentionSpec, ...]) -> None:
+        """What layers that differ must agree in: an absolute position, and streams that are shared."""
+        for i, spec in enumerate(specs):
+            if spec.position != specs[0].position and any(POSITIONS[s.position.kind].absolute for s in (spec, specs[0])):
+                raise UserError(
+                    f"attention.{place}: layer {i} has position={spec.position.kind!r}, layer 0 "
+                    f"{specs[0].position.kind!r}; an absolute position is added below all layers, so it must be one"
+                )
+            owner = i - i % self.share_every
+            if place == "decoder" and spec.streams != specs[owner].streams:
+                raise UserError(
+                    f"attention.{place}: layer {i} shares the streams of layer {owner} (share_every="
+                    f"{self.share_every}), whose streams differ; describe both alike"
+                )
+
+    def _spec(self, fields: dict[str, Any], *, causal: bool, memory: bool) -> AttentionSpec:
+        own = dict(fields)
         if memory:
             position = own.pop("position", None)
             own.pop("window", None)
@@ -81,8 +115,8 @@ class _Config(PreTrainedConfig):
             if kind is not None and kind not in POSITIONS:
                 PositionSpec(kind=kind)  # raises, naming the field
             own["position"] = "none"
-        fields = {"n_heads": self.n_heads, "position": self.position, "bias": self.bias} | own
-        return AttentionSpec(d_model=self.d_model, causal=causal, **fields)
+        complete = {"n_heads": self.n_heads, "position": self.position, "bias": self.bias} | own
+        return AttentionSpec(d_model=self.d_model, causal=causal, **complete)
 
 
 class TranslationConfig(_Config):
@@ -120,21 +154,36 @@ class TranslationConfig(_Config):
                 f"share_embeddings=True: source_vocab_size={self.source_vocab_size} and target_vocab_size="
                 f"{self.target_vocab_size} differ; use one vocabulary or share_embeddings=False"
             )
-        for spec in (self.encoder_spec, self.decoder_spec, self.cross_spec):
+        for spec in (*self.encoder_specs, *self.decoder_specs, *self.cross_specs):
             assert spec.streams
         super().__post_init__(**kwargs)
 
     @property
+    def encoder_specs(self) -> tuple[AttentionSpec, ...]:
+        return self.specs("encoder", self.encoder_layers, causal=False)
+
+    @property
+    def decoder_specs(self) -> tuple[AttentionSpec, ...]:
+        return self.specs("decoder", self.decoder_layers, causal=True)
+
+    @property
+    def cross_specs(self) -> tuple[AttentionSpec, ...]:
+        return self.specs("cross", self.decoder_layers, causal=False, memory=True)
+
+    @property
     def encoder_spec(self) -> AttentionSpec:
-        return self.spec("encoder", causal=False)
+        """Of the lowest layer, which is that of every layer unless they differ."""
+        return self.encoder_specs[0]
 
     @property
     def decoder_spec(self) -> AttentionSpec:
-        return self.spec("decoder", causal=True)
+        """Of the lowest layer."""
+        return self.decoder_specs[0]
 
     @property
     def cross_spec(self) -> AttentionSpec:
-        return self.spec("cross", causal=False, memory=True)
+        """Of the lowest layer."""
+        return self.cross_specs[0]
 
 
 class CausalLMConfig(_Config):
@@ -160,9 +209,15 @@ class CausalLMConfig(_Config):
     def __post_init__(self, **kwargs: Any) -> None:
         self.attention = _by_place(self.attention, ("decoder",))
         self._check()
-        assert self.decoder_spec.streams
+        assert all(spec.streams for spec in self.decoder_specs)
         super().__post_init__(**kwargs)
 
     @property
+    def decoder_specs(self) -> tuple[AttentionSpec, ...]:
+        """One for each layer, from bottom to top."""
+        return self.specs("decoder", self.layers, causal=True)
+
+    @property
     def decoder_spec(self) -> AttentionSpec:
-        return self.spec("decoder", causal=True)
+        """Of the lowest layer, which is that of every layer unless they differ."""
+        return self.decoder_specs[0]

@@ -28,8 +28,8 @@ class TranslationModel(QvattnModel):
         self.target_embedding = nn.Embedding(config.target_vocab_size, config.d_model, padding_idx=pad)
         if not config.share_embeddings:
             self.source_embedding = nn.Embedding(config.source_vocab_size, config.d_model, padding_idx=pad)
-        self.encoder = Stack(config, config.encoder_layers, config.encoder_spec)
-        self.decoder = Stack(config, config.decoder_layers, config.decoder_spec, config.cross_spec, config.share_every)
+        self.encoder = Stack(config, config.encoder_specs)
+        self.decoder = Stack(config, config.decoder_specs, config.cross_specs, config.share_every)
         self.post_init()
         if self.generation_config is not None:
             self.generation_config.suppress_tokens = [pad]  # padding is not a word; the lean loops say the same

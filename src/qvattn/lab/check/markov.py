@@ -105,8 +105,7 @@ def _cost_of_forgetting(readers: list[Reader]) -> tuple[float, float]:
 
 def summaries(subject: Subject, readers: list[Reader]) -> list[Summary]:
     """For each rank: numbers kept and cached per layer, and the median effect on the last logits."""
-    spec = subject.model.attention_spec
-    width, length = spec.cache_elements_per_token, min(reader.length for reader in readers) - 1
+    width, length = widest(subject), min(reader.length for reader in readers) - 1
     wanted = {2**i for i in range(12)} | {state_rank(subject)}
     ranks = [*sorted(rank for rank in wanted if rank < min(length, width)), max(r.length for r in readers)]
     rows = []
@@ -121,8 +120,12 @@ def summaries(subject: Subject, readers: list[Reader]) -> list[Summary]:
 
 def state_rank(subject: Subject) -> int:
     """Tokens' worth of entries that d_model numbers hold, at least one."""
-    spec = subject.model.attention_spec
-    return max(1, spec.d_model // spec.cache_elements_per_token)
+    return max(1, subject.model.attention_spec.d_model // widest(subject))
+
+
+def widest(subject: Subject) -> int:
+    """Elements that the widest layer caches of a token; where layers are alike, that any layer does."""
+    return max(attention.spec.cache_elements_per_token for attention in subject.attentions)
 
 
 def _summarised(subject: Subject, reader: Reader, rank: int) -> tuple[float, float]:
@@ -199,7 +202,7 @@ def _steps(subject: Subject, readers: list[Reader]) -> tuple[Step, ...]:
         ),
         Step(
             what="summary of the cache by SVD over tokens",
-            shapes=f"({n}, {spec.cache_elements_per_token}) -> rank {state_rank(subject)}",
+            shapes=f"({n}, {widest(subject)}) -> rank {state_rank(subject)}",
             why=f"d = {spec.d_model} numbers hold {state_rank(subject)} tokens' worth of entries, at least one",
         ),
     )

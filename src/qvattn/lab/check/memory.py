@@ -25,7 +25,8 @@ def check(subject: Subject) -> CheckResult:
     model, reader = subject.model, subject.longest(1)[0]
     spec, layers = model.attention_spec, len(subject.owners)
     cache = model.new_cache(1)
-    predicted = spec.cache_elements_per_token * layers * model.dtype.itemsize
+    elements = [subject.attentions[owner].spec.cache_elements_per_token for owner in subject.owners]
+    predicted = sum(elements) * model.dtype.itemsize
     reported: list[int] = []
     stored: list[int] = []
     for token in reader.ids.split(1, dim=1):
@@ -98,15 +99,18 @@ def _steps(subject: Subject, cache: StreamCache, predicted: int, layers: int) ->
     spec, item = subject.model.attention_spec, subject.model.dtype.itemsize
     kept = cache.read(subject.owners[0])
     terms = " + ".join(f"{s.heads} x {s.width}" for s in spec.streams)
+    each = [subject.attentions[owner].spec.cache_elements_per_token for owner in subject.owners]
+    alike = len(set(each)) == 1
+    a_layer = f"{each[0]} x {layers} layers" if alike else f"({' + '.join(map(str, each))})"
     return (
         Step(
-            what="elements of a token in one layer",
+            what="elements of a token in one layer" if alike else "elements of a token in the lowest layer",
             shapes=f"{terms} = {spec.cache_elements_per_token}",
             why="a stream of G heads and width W keeps G x W elements of each token",
         ),
         Step(
             what="bytes of a token",
-            shapes=f"{spec.cache_elements_per_token} x {layers} layers x {item} bytes = {predicted:,}",
+            shapes=f"{a_layer} x {item} bytes = {predicted:,}",
             why="every layer that makes streams keeps its own; layers that borrow keep none",
         ),
         Step(

@@ -128,9 +128,10 @@ def score_rows(subject: Subject, reader: Reader, ids: Tensor) -> tuple[list[Tens
     with spying(subject.model.decoder_stack) as seen:
         reader.full(ids, watched)
     spec = subject.model.attention_spec
-    geometry = Geometry.contiguous(ids.shape[1], causal=spec.causal, window=spec.window, device=ids.device)
+    seen_by_first = Geometry.contiguous(ids.shape[1], causal=spec.causal, window=spec.window, device=ids.device)
     all_rows, off = [], 0.0
     for attention, one, weights in zip(subject.attentions, seen, watched.self_weights, strict=False):
+        geometry = seen_by_first.with_window(attention.spec.window)
         s = scores(attention, one.terms[-1], geometry)
         visible = geometry.visible
         masked = s if visible is None else s.masked_fill(~visible, float("-inf"))

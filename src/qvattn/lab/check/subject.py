@@ -82,8 +82,9 @@ class Subject:
 
     def oldest_visible(self, index: int) -> int:
         """Index of the oldest free token that a query at `index` sees; `index` itself where a window hides the past."""
-        window = self.model.attention_spec.window
-        return self.first if window is None else max(self.first, index - window + 1)
+        windows = [attention.spec.window for attention in self.attentions]
+        seen = [self.first if window is None else max(self.first, index - window + 1) for window in windows]
+        return min(seen)
 
     def other_token(self, reader: Reader, index: int) -> int:
         """A real token that is not the one at `index`: the one another sentence has there, or any other of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ def of_causal_lm(config: CausalLMConfig, name: str) -> Shape:
         weights = of_model(CausalLM(config))
     if config.tie_word_embeddings:
         weights = _table_is_read(weights, config.vocab_size * config.d_model)
-    layers = _stack(config.decoder_spec, config.layers, config.share_every)
+    layers = _stack(config.decoder_specs, config.share_every)
     return Shape(name=name, d_model=config.d_model, layers=tuple(layers), weights=weights)
 
 
@@ -29,22 +30,24 @@ def of_translation(config: TranslationConfig, name: str) -> Shape:
     with torch.device("meta"):
         weights = of_model(TranslationModel(config), unread=("encoder.", "source_embedding."))
     weights = _table_is_read(weights, config.target_vocab_size * config.d_model)
-    layers = _stack(config.decoder_spec, config.decoder_layers, config.share_every)
-    cross = Layer.attention("cross-attention", config.cross_spec, over_source=True)
+    layers = _stack(config.decoder_specs, config.share_every)
+    cross = [Layer.attention("cross-attention", spec, over_source=True) for spec in config.cross_specs]
     return Shape(
         name=name,
         d_model=config.d_model,
-        layers=(*layers, *[cross] * config.decoder_layers),
+        layers=(*layers, *cross),
         weights=weights,
         notes=("the encoder's weights count for memory, not for a decoding step",),
     )
 
 
-def _stack(spec: AttentionSpec, depth: int, share_every: int) -> list[Layer]:
-    kind = "attention" if spec.window is None else f"attention, window {spec.window}"
-    own = Layer.attention(kind, spec)
-    shared = Layer.attention(f"{kind}, shared", spec, borrows=True)
-    return [own if i % share_every == 0 else shared for i in range(depth)]
+def _stack(specs: Sequence[AttentionSpec], share_every: int) -> list[Layer]:
+    layers = []
+    for i, spec in enumerate(specs):
+        borrows = i % share_every != 0
+        kind = "attention" if spec.window is None else f"attention, window {spec.window}"
+        layers.append(Layer.attention(f"{kind}, shared" if borrows else kind, spec, borrows=borrows))
+    return layers
 
 
 def _table_is_read(weights: Weights, elements: int) -> Weights:
