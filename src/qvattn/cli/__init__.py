@@ -21,6 +21,7 @@ import typer.main
 
 from qvattn import __version__
 from qvattn.errors import UserError
+from qvattn.files import explained
 
 TRACEBACK_VARIABLE = "QVATTN_TRACEBACK"
 
@@ -121,6 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # the reader of our output has gone; keep the interpreter from flushing into the closed pipe at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        return _fail(error, f"qvattn: {explained(error)}", code=1)
     except Exception as error:
         text = str(error) or "no message"
         hint = "" if _wants_traceback() else f" (set {TRACEBACK_VARIABLE}=1 to see where)"

@@ -39,7 +39,9 @@ def train(
     with 130; the same command with --resume goes on to the very numbers an uninterrupted run gives.
     """
     from ..train.recipe import load_recipe, pick_variant
+    from ..train.signals import follow_parent
 
+    follow_parent()
     chosen = load_recipe(recipe, overrides or ())
     if variant is not None:
         chosen = pick_variant(chosen, variant)

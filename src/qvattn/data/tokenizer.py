@@ -8,7 +8,6 @@ are in the vocabulary) and decodes to its NFC form, outer spaces apart. Words th
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from ..errors import UserError
+from ..files import write_atomically
 from .spec import DataSpec
 from .synthetic.controlled import ControlledSpec, controlled_words
 
@@ -159,14 +159,4 @@ def _wrap(core: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _write(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
-    text = tokenizer.backend_tokenizer.to_str(pretty=True)
-    unfinished = path.with_name(f".{path.name}.draft")
-    try:
-        unfinished.unlink(missing_ok=True)
-        with unfinished.open("x", encoding="utf-8") as file:  # a link that lies there is not written through
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except OSError as error:  # a full disk does not say which file
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    write_atomically(path, tokenizer.backend_tokenizer.to_str(pretty=True))

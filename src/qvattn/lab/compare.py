@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from qvattn.errors import UserError
+from qvattn.files import write_atomically
 from qvattn.lab.experiment import JSON_NAME, RECIPE_NAME, Experiment
 from qvattn.lab.grid import GridRun, RunState, RunStatus, Watcher, exclusive, run_grid
 from qvattn.lab.provenance import shared_environment
@@ -222,14 +222,9 @@ def _prepare(plan: RunPlan, out: Path) -> GridRun:
 
 def _clear(run_directory: Path) -> None:
     """Delete what a run left; anything else that lies there stays."""
-    from qvattn.train.run import RUN_FILES
+    from qvattn.train.run import clear_run
 
-    for name in RUN_FILES:
-        path = run_directory / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    clear_run(run_directory)
 
 
 def _check_same(plan_file: Path, plan: RunPlan) -> None:
@@ -248,7 +243,7 @@ def _check_directory(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; give a directory")
     if out.is_dir():
-        strangers = sorted(path.name for path in out.iterdir() if path.name != ".lock")
+        strangers = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
         if strangers and not (out / RECIPE_NAME).is_file():
             raise UserError(f"--out {out} holds {strangers[0]!r} and no comparison; choose an empty or new directory")
 
@@ -274,6 +269,4 @@ def _relative(path: Path, root: Path) -> str:
 def _write(path: Path, text: str) -> None:
     """Write atomically: a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    write_atomically(path, text)

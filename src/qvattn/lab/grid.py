@@ -1,7 +1,8 @@
 """Run a list of independent training processes, a few at a time, and know how each ended.
 
 Knows nothing of recipes or models: a run is a command, a run directory and a log file. Must never leave a child
-process behind, and one run's failure must never stop the others.
+process behind (where this process is killed, the system asks the runs to stop: `follow_parent`), and one run's failure
+must never stop the others.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from qvattn.errors import UserError
+from qvattn.files import explained
 from qvattn.lab.runs import HISTORY, HistoryPoint, is_complete, read_history
+from qvattn.train.signals import PARENT_VARIABLE
 
 try:
     import fcntl
@@ -123,23 +126,53 @@ def run_grid(
 def exclusive(directory: Path) -> Iterator[None]:
     """Hold `directory` for this process and the children that inherit the lock.
 
+    Runs that a killed comparison left behind are waited for a little: they have been told to save and end.
+
     Raises:
-        UserError: another comparison, or a run that one left behind, is at work there.
+        UserError: another comparison, or a run that one left behind, is at work there, or it cannot be written to.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    if fcntl is None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        handle = os.open(directory / ".lock", flags, 0o644)
+    except OSError as error:
+        raise UserError(explained(error, directory)) from error
+    with os.fdopen(handle, "r+") as lock:
+        if fcntl is not None:
+            _take(lock, directory)
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            os.set_inheritable(lock.fileno(), True)
         yield
-        return
-    with (directory / ".lock").open("w") as lock:
+
+
+def _take(lock: TextIO, directory: Path) -> None:
+    deadline = time.monotonic() + GRACE_SECONDS
+    while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
         except OSError as error:
-            raise UserError(
-                f"{directory} is in use by another comparison, or by a training run that one left behind; "
-                "wait until it ends or choose another --out"
-            ) from error
-        os.set_inheritable(lock.fileno(), True)
-        yield
+            lock.seek(0)
+            owner = lock.read().strip()
+            left_behind = owner.isdigit() and not _exists(int(owner))
+            if not left_behind or time.monotonic() > deadline:
+                whose = "a training run that a comparison left behind" if left_behind else "another comparison"
+                raise UserError(
+                    f"{directory} is in use by {whose}; wait until it ends or choose another --out"
+                ) from error
+        time.sleep(0.1)
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _work(statuses: Sequence[RunStatus], *, jobs: int, threads: int, watcher: Watcher, poll_seconds: float) -> None:
@@ -167,7 +200,8 @@ def _work(statuses: Sequence[RunStatus], *, jobs: int, threads: int, watcher: Wa
 def child_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
     """The environment of a run: a fixed thread count, a full traceback in its log, unbuffered output."""
     fixed = dict.fromkeys(THREAD_VARIABLES, str(threads))
-    return {**environment, **fixed, "QVATTN_TRACEBACK": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+    more = {"QVATTN_TRACEBACK": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", PARENT_VARIABLE: str(os.getpid())}
+    return {**environment, **fixed, **more}
 
 
 def _start(status: RunStatus, environment: Mapping[str, str], watcher: Watcher) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from qvattn.files import write_atomically
 from qvattn.lab.curves import Curve, difference_curve, learning_curve, pareto_front
 from qvattn.lab.experiment import Experiment, settings
 from qvattn.lab.provenance import common_and_own
@@ -36,7 +37,7 @@ _SCALE = {"accuracy": 100.0, "difference": 100.0}
 def write_report(experiments: Sequence[Experiment], path: Path, *, title: str) -> None:
     """Write the page to `path`, making its directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(build_page(experiments, title=title), encoding="utf-8")
+    write_atomically(path, build_page(experiments, title=title))
 
 
 def build_page(experiments: Sequence[Experiment], *, title: str) -> str:

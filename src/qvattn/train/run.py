@@ -6,7 +6,6 @@ of a run is ever deleted.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -26,15 +25,13 @@ from transformers.utils import logging as transformers_logging
 
 from ..decode.score import score_translations
 from ..errors import UserError
+from ..files import discard, discard_drafts, explained, write_atomically
 from .checkpoint import (
     Checkpoint,
     CheckpointError,
-    discard,
     discard_after,
-    discard_drafts,
     find_checkpoint,
     whole_checkpoint,
-    write_atomically,
 )
 from .environment import describe_environment
 from .loop import Outcome, Trainer, TrainingError, make_accelerator
@@ -322,7 +319,8 @@ def _finished(run_dir: Path) -> dict[str, Any] | None:
 
 def _clean_for_start(run_dir: Path, checkpoint: Checkpoint | None) -> None:
     (run_dir / "results.json").unlink(missing_ok=True)
-    discard_drafts(run_dir)
+    for folder in (run_dir, run_dir / "checkpoints"):
+        discard_drafts(folder)
     discard_after(run_dir, checkpoint.step if checkpoint else 0)
 
 
@@ -333,7 +331,7 @@ def _locked(run_dir: Path) -> Iterator[None]:
         run_dir.mkdir(parents=True, exist_ok=True)
         handle = os.open(run_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise UserError(f"run directory {str(run_dir)!r}: {error.strerror}; {advice(error)}") from error
+        raise UserError(f"run directory {str(run_dir)!r}: {explained(error)}") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -351,20 +349,7 @@ def _named(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(
-            f"{error.filename or run_dir}: {error.strerror or error}; {advice(error)}, then go on with --resume"
-        ) from error
-
-
-def advice(error: OSError) -> str:
-    """What a user can do about an error of the file system."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "make room on the disk"
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return "choose a directory that you may write to"
-    if error.errno == errno.ELOOP:
-        return "remove the link"
-    return "see that the directory can be written to"
+        raise CheckpointError(f"{explained(error, run_dir)}. Then go on with --resume") from error
 
 
 @contextmanager
