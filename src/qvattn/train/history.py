@@ -1,14 +1,14 @@
 """history.csv: one row per report or validation, appended and flushed as the run goes.
 
-The columns are fixed; a column without a value is empty. On resume the rows after the checkpoint are cut off, so that
-the file never tells of a step twice.
+The columns of a run are fixed; a column without a value is empty. On resume the rows after the checkpoint are cut off,
+so that the file never tells of a step twice.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -33,17 +33,21 @@ COLUMNS = (
 
 
 class History:
-    """Appends rows to a run's history.csv. `resume_step` 0 starts a new file, N keeps the rows up to step N."""
+    """Appends rows to a run's history.csv. `resume_step` 0 starts a new file, N keeps the rows up to step N.
 
-    def __init__(self, path: Path, *, resume_step: int = 0) -> None:
+    more_columns: columns of this kind of run besides `COLUMNS`.
+    """
+
+    def __init__(self, path: Path, *, resume_step: int = 0, more_columns: Sequence[str] = ()) -> None:
         rows = [row for row in read_history(path) if int(row["step"]) <= resume_step] if path.exists() else []
         text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        columns = (*COLUMNS, *more_columns)
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         write_atomically(path, text.getvalue())
         self._file: TextIO = path.open("a", encoding="utf-8", newline="")
-        self._writer = csv.DictWriter(self._file, COLUMNS, lineterminator="\n", restval="")
+        self._writer = csv.DictWriter(self._file, columns, lineterminator="\n", restval="")
 
     def append(self, row: Mapping[str, float | int]) -> None:
         self._writer.writerow(

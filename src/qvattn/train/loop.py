@@ -7,7 +7,8 @@ What makes runs of different variants comparable, and a resumed run equal to one
 So there is no random state and no scheduler state to save.
 
 A step's loss is the summed loss of all its micro-batches on all processes, divided by all their target tokens: batches
-cut another way give the same gradient, and the clipping threshold means the same.
+cut another way give the same gradient, and the clipping threshold means the same. So any number of processes, each with
+a whole model or a part of one (`train.parallel`), trains what one process trains, dropout masks aside.
 
 It must never save a checkpoint after a loss that is not finite.
 """
@@ -19,26 +20,32 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor, nn
 
 from ..data import BatchPlan, shard
 from ..errors import UserError
-from .checkpoint import Checkpoint, write_checkpoint
+from .checkpoint import Checkpoint, CheckpointError, draft_folder, write_checkpoint
 from .history import History
 from .metrics import Scores, TokenSums, perplexity, scores_from_sums
+from .processes import Processes
 from .progress import Reporter, clock
 from .recipe import METRIC_DIRECTIONS, TrainSpec
 from .schedule import learning_rate
+from .sharding import divide, restore_optimizer, write_shards
 from .signals import StopRequest
 
 Batch = dict[str, Tensor]
 WINDOW = ("nll", "correct", "tokens", "norm", "steps", "seconds")
 """Sums since the last row of history.csv."""
+
+ADVICE = "a lower train.learning_rate, more train.warmup_steps or train.clip"
 
 SMALLEST_SCALE = 2.0**-10
 """An fp16 loss scale below this means that every gradient overflows, not that the scale was too large."""
@@ -89,7 +96,11 @@ class Outcome:
 class Trainer:
     """One run of one model. `train()` continues from `resume` (a checkpoint whose weights `model` already holds).
 
-    score: further scores at every validation, by column of history.csv; the main process asks for them.
+    score: further scores at every validation, by column of history.csv; the main process asks for them, or, of a
+        divided model, all processes do.
+    columns: names of those columns that history.csv does not have by itself.
+    optimizer: over the parameters to train; None: Adam over all of them, as `spec` says. Learning rates are `spec`'s.
+    advice: what may help against a loss that is not finite; None: the names of a recipe's settings.
     """
 
     def __init__(
@@ -107,22 +118,36 @@ class Trainer:
         facts: Mapping[str, Any] | None = None,
         scalars: Scalars | None = None,
         score: Callable[[], Mapping[str, float]] | None = None,
+        columns: Sequence[str] = (),
+        optimizer: torch.optim.Optimizer | None = None,
+        advice: str | None = None,
         name: str = "train",
+        processes: Processes | None = None,
     ) -> None:
         self.spec, self.plan, self.data, self.valid = spec, plan, data, valid
         self.accelerator, self.run_dir, self.save_model = accelerator, run_dir, save_model
         self.facts, self.scalars, self.score, self.name = dict(facts or {}), scalars, score, name
+        self.columns, self.advice = tuple(columns), advice or ADVICE
         self.device: torch.device = accelerator.device
+        self.processes = processes or Processes(accelerator, spec.process_timeout)
+        self.sharded = spec.parallel == "fsdp2" and self.processes.count > 1
         on_cpu = self.device.type == "cpu"
-        optimizer = torch.optim.Adam(
-            model.parameters(), lr=spec.learning_rate, betas=spec.betas, eps=spec.eps, fused=_fused(self.device)
+        if self.sharded:
+            reshard = spec.reshard_after_forward
+            divide(model, self.processes, self.device, precision=spec.precision, reshard=reshard)
+        optimizer = optimizer or torch.optim.Adam(
+            model.parameters(), lr=spec.learning_rate, betas=spec.betas, eps=spec.eps, fused=fused(self.device)
         )
         self.progress = Progress()
         self.raw_model = model  # under autocast too, but without the exchange of gradients
         self.saved_step = resume.step if resume is not None else 0
         if resume is not None:
             self._restore(resume, optimizer)
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        if self.sharded:  # accelerate adds autocast only; what it would divide by itself is not how our models run
+            self.model = accelerator.prepare_model(model, evaluation_mode=True)
+            self.optimizer = accelerator.prepare(optimizer)
+        else:
+            self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.sums = TokenSums(self.device)
         # Waiting for every step's loss costs nothing on a CPU; on a GPU it would drain the queue.
@@ -139,7 +164,8 @@ class Trainer:
         """
         progress, spec = self.progress, self.spec
         main = self.accelerator.is_main_process
-        history = History(self.run_dir / "history.csv", resume_step=progress.step) if main else None
+        path = self.run_dir / "history.csv"
+        history = History(path, resume_step=progress.step, more_columns=self.columns) if main else None
         reporter = Reporter(name=self.name, total=spec.steps, done=progress.step, enabled=main)
         batches = self.plan.batches(progress.epoch, progress.batch)
         self.started = time.perf_counter() - progress.seconds
@@ -153,7 +179,7 @@ class Trainer:
                 reporter.at(progress.step)
                 self._after_step(history, reporter)
                 stopping = signals.name or (f"step {stop_at}" if stop_at == progress.step else None)
-                if self._agree_to_stop(stopping is not None) and progress.step < spec.steps:
+                if self.processes.any(stopping is not None) and progress.step < spec.steps:
                     self._save()
                     reporter.say(
                         f"stopped by {stopping or 'another process'} after step {progress.step}; checkpoint saved"
@@ -181,24 +207,28 @@ class Trainer:
                 raise TrainingError(f"step {progress.step}: the validation loss is {scores.loss}; {self._advice()}")
             is_best = self._judge(scores)
             reporter.say(_validation_line(progress.step, scores, self.spec.best_metric, is_best))
-            if self.score is not None and self.accelerator.is_main_process:
-                more = self.score()
+            if self.score is not None:
+                more = self.score() if self.sharded or self.processes.is_main else {}
+                self.processes.wait()
                 row |= more
-                reporter.say("  ".join(f"{name} {value:.2f}" for name, value in more.items()))
+                reporter.say("  ".join(f"{name} {value:.4g}" for name, value in more.items()))
         if report:
             self._record(row, scores, history)
         if save or is_best or last:
             self._save()
 
     def evaluate(self, batches: Sequence[Batch]) -> Scores:
-        """Scores of the model as it is, dropout off, each batch's rows split over the processes."""
+        """Scores of the model as it is, dropout off, the batches dealt out to the processes."""
         sums = TokenSums(self.device)
+        mine = list(batches[self.processes.index :: self.processes.count])
+        if self.sharded:  # a forward pass is a common one: who has no batch left takes part with an empty one
+            mine += [self.data.collate([])] * (-(-len(batches) // self.processes.count) - len(mine))
         was_training = self.raw_model.training
         self.raw_model.eval()
-        with torch.inference_mode():
-            for number, batch in enumerate(batches):
-                if number % self.accelerator.num_processes == self.accelerator.process_index:
-                    sums.add(self.raw_model(**self._to_device(batch), label_smoothing=0.0, reduction="sum"))
+        # gathered weights of a divided model must not become inference tensors: training goes on with them
+        with torch.no_grad() if self.sharded else torch.inference_mode():
+            for batch in mine:
+                sums.add(self.raw_model(**self._to_device(batch), label_smoothing=0.0, reduction="sum"))
         self.raw_model.train(was_training)
         return scores_from_sums(*self._over_processes(sums.sums).tolist())
 
@@ -223,6 +253,7 @@ class Trainer:
             loss += output.loss.detach()
             self.sums.add(output)
         norm = accelerator.clip_grad_norm_(self.parameters, spec.clip or math.inf)
+        norm = norm.full_tensor() if self.sharded else norm
         self.unchecked.append((step, loss, norm))
         if self.check_every == 1:
             self._check_finite()
@@ -243,8 +274,11 @@ class Trainer:
         self.progress.window["seconds"] += seconds
 
     def _no_sync(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Processes exchange gradients once a step, with the last micro-batch."""
-        return contextlib.nullcontext() if last else self.accelerator.no_sync(self.model)
+        """Processes exchange gradients once a step, with the last micro-batch.
+
+        Of a divided model they do every time: to wait, each would have to keep the gradients of the whole model.
+        """
+        return contextlib.nullcontext() if last or self.sharded else self.accelerator.no_sync(self.model)
 
     def _to_device(self, batch: Batch) -> Batch:
         if self.device.type == "cpu":
@@ -277,14 +311,10 @@ class Trainer:
 
     def _worst(self, numbers: Tensor) -> Tensor:
         """All processes must see the failure of one, or they would wait for it for ever."""
-        return (
-            numbers
-            if self.accelerator.num_processes == 1
-            else self._over_processes(numbers) / self.accelerator.num_processes
-        )
+        return self._over_processes(numbers) / self.processes.count
 
     def _advice(self) -> str:
-        return "nothing was saved after it. Try a lower train.learning_rate, more train.warmup_steps or train.clip"
+        return f"nothing was saved after it. Try {self.advice}"
 
     # -- validation, rows, checkpoints ---------------------------------------------------------------------------
 
@@ -362,9 +392,14 @@ class Trainer:
         self._check_finite()
         self._fold_sums()
         self.saved_step = self.progress.step
-        if not self.accelerator.is_main_process:
-            return
         self.progress.seconds = time.perf_counter() - self.started
+        if self.sharded:
+            self._save_together()
+        elif self.processes.is_main:
+            self._write(self.save_model, self.optimizer.state_dict())
+        self.processes.wait()
+
+    def _write(self, save_model: Callable[[Path], Any], optimizer_state: dict[str, Any] | None) -> None:
         scaler = self.accelerator.scaler
         state = {
             **asdict(self.progress),
@@ -374,18 +409,42 @@ class Trainer:
         write_checkpoint(
             self.run_dir,
             self.progress.step,
-            save_model=self.save_model,
-            optimizer_state=self.optimizer.state_dict(),
+            save_model=save_model,
+            optimizer_state=optimizer_state,
             state=state,
             keep_last=self.spec.keep_last,
         )
+
+    def _save_together(self) -> None:
+        """Every process writes its shards into the draft that the main one makes, sums and renames."""
+        begun, error = False, None
+
+        def shards(draft: Path) -> dict[str, str]:
+            nonlocal begun
+            begun = True
+            self.processes.check(None)  # the draft is there
+            sums = write_shards(draft, self.raw_model, self.optimizer.optimizer, self.processes)
+            if self.processes.is_main:
+                self.save_model(draft)
+            return {name: value for own in self.processes.gather(sums) for name, value in own.items()}
+
+        try:
+            if self.processes.is_main:
+                self._write(shards, None)
+            else:
+                shards(draft_folder(self.run_dir, self.progress.step))
+        except Exception as problem:
+            error = problem
+        if error is not None and not begun:
+            self.processes.check(error)
+        self.processes.check(error)
 
     def _restore(self, checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> None:
         state = checkpoint.state()
         missing = [key for key in (*Progress.__dataclass_fields__, "scaler") if key not in state]
         if missing:
             raise UserError(f"checkpoint {checkpoint.path}: state.json lacks {', '.join(missing)}")
-        optimizer.load_state_dict(checkpoint.optimizer())
+        restore_optimizer(checkpoint, self.raw_model, optimizer)
         scaler = self.accelerator.scaler
         if scaler is not None and state["scaler"] is not None:
             scaler.load_state_dict(state["scaler"])
@@ -394,29 +453,22 @@ class Trainer:
     # -- several processes ---------------------------------------------------------------------------------------
 
     def _over_processes(self, sums: Tensor) -> Tensor:
-        if self.accelerator.num_processes == 1:
-            return sums
-        return self.accelerator.reduce(sums, reduction="sum")
-
-    def _agree_to_stop(self, mine: bool) -> bool:
-        """Whether any process wants to stop. Several processes ask each other at report intervals only."""
-        if self.accelerator.num_processes == 1:
-            return mine
-        if not mine and self.progress.step % self.spec.report_every:
-            return False
-        return bool(self._over_processes(torch.tensor(float(mine), device=self.device)).item() > 0)
+        return self.processes.sum(sums)
 
 
 def make_accelerator(spec: TrainSpec) -> Accelerator:
     """The accelerator for a run: device, processes and mixed precision.
 
     Accelerate ignores fp16 on a CPU without a word; PyTorch can do it, so it is switched on here, scaler included.
+    A launcher's own number of accumulation steps would divide the loss once more, so it is set back to 1.
     """
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state()  # a process may train twice, with different precisions
     precision = {"fp32": "no"}.get(spec.precision, spec.precision)
-    accelerator = Accelerator(mixed_precision=precision, cpu=spec.device == "cpu")
+    limit = InitProcessGroupKwargs(timeout=timedelta(seconds=spec.process_timeout))
+    accelerator = Accelerator(mixed_precision=precision, cpu=spec.device == "cpu", kwargs_handlers=[limit])
+    accelerator.gradient_accumulation_steps = 1
     if spec.precision == "fp16" and accelerator.device.type == "cpu":
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler("cpu")
@@ -434,7 +486,7 @@ def dropout_seed(seed: int, step: int, micro_batch: int, process: int) -> int:
     return mixed & 0x7FFFFFFFFFFFFFFF
 
 
-def _fused(device: torch.device) -> bool:
+def fused(device: torch.device) -> bool:
     """The fused Adam is the fastest on a CPU too (measured: 1.0 ms for 2M parameters, against 3.3 and 18)."""
     return device.type in ("cpu", "cuda")
 
