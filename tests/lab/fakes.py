@@ -71,6 +71,7 @@ def write_run(
         "parameters": {"total": 1_234_567, "attention": 345_678},
         "cache_elements_per_token": {"layer": cache, "model": 2 * cache},
         "train_tokens_per_second": speed,
+        "decode_tokens_per_second": 2 * speed,
         "seconds": 61.5,
         "valid": {"accuracy": accuracy, "loss": loss, "perplexity": math.exp(loss), "tokens": 1000},
         "best": {"step": steps[-1], "metric": "accuracy", "value": accuracy, "accuracy": accuracy},

@@ -83,6 +83,7 @@ def test_rows(tmp_path: Path) -> None:
     assert row.cache_share == 0.5
     assert row.cache_elements_per_token_layer == 512
     assert row.train_tokens_per_second == 1500.0
+    assert row.decode_tokens_per_second == 3000.0
     assert row.perplexity is not None
     assert row.perplexity.mean == pytest.approx((math.exp(2.9 - 0.98) + math.exp(2.9 - 0.78)) / 2)
     assert comparison.complete

@@ -18,7 +18,7 @@ from qvattn.train.run import run_training
 
 from .conftest import MakeRecipe
 
-TIMED = {"seconds", "tokens_per_second", "train_tokens_per_second", "session_seconds"}
+TIMED = {"seconds", "tokens_per_second", "train_tokens_per_second", "decode_tokens_per_second", "session_seconds"}
 
 
 def timeless(value: Any) -> Any:

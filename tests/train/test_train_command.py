@@ -22,7 +22,7 @@ from .conftest import MakeRecipe
 
 RESULT_KEYS = {
     "status", "task", "name", "variant", "seed", "steps", "parameters", "cache_elements_per_token",
-    "train_tokens_per_second", "seconds", "valid", "best", "test", "data",
+    "train_tokens_per_second", "decode_tokens_per_second", "seconds", "valid", "best", "test", "data",
 }  # fmt: skip
 
 

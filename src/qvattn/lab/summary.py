@@ -24,6 +24,10 @@ INTERVAL_NOTE = (
     "± is half of a 95 % Student-t interval over seeds; differences to the baseline are paired by seed. "
     "Intervals are per row, not corrected for the number of rows."
 )
+DECODE_NOTE = (
+    "Decode tokens/s: greedy decoding of 32 validation rows at once, rows over the median time of a step, without the "
+    "reading of sources or prompts; short contexts, where weights and not the cache take the time."
+)
 ONE_SEED_NOTE = "One seed: no interval can be given. Run at least three seeds before a claim."
 
 
@@ -54,6 +58,7 @@ class Row(_Frozen):
     cache_elements_per_token_model: int | None
     cache_share: float | None
     train_tokens_per_second: float | None
+    decode_tokens_per_second: float | None = None
 
 
 class FailedRun(_Frozen):
@@ -124,7 +129,6 @@ def _row(name: str, runs: list[RunRecord], base: list[RunRecord], *, is_baseline
     cache = _whole(first, "cache_elements_per_token", "model")
     base_cache = _whole(base[0], "cache_elements_per_token", "model") if base else None
     accuracy = _by_seed(runs, *ACCURACY)
-    speeds = _by_seed(runs, "train_tokens_per_second")
     return Row(
         name=name,
         variant=first.results.get("variant") if first else None,
@@ -144,7 +148,8 @@ def _row(name: str, runs: list[RunRecord], base: list[RunRecord], *, is_baseline
         cache_elements_per_token_layer=_whole(first, "cache_elements_per_token", "layer"),
         cache_elements_per_token_model=cache,
         cache_share=cache / base_cache if cache is not None and base_cache else None,
-        train_tokens_per_second=statistics.median(speeds.values()) if speeds else None,
+        train_tokens_per_second=_median(_by_seed(runs, "train_tokens_per_second")),
+        decode_tokens_per_second=_median(_by_seed(runs, "decode_tokens_per_second")),
     )
 
 
@@ -168,7 +173,9 @@ def _notes(
         notes.append(f"Runs that are not finished are left out of the table ({listed}).")
     if baseline is not None and not any(row.is_baseline and row.seeds for row in rows):
         notes.append(f"The baseline {baseline} has no finished run, so there are no differences to it.")
-    notes.append("Training tokens/s is the median over seeds" + _company(side_by_side))
+    notes.append("Tokens/s are medians over seeds" + _company(side_by_side))
+    if any(row.decode_tokens_per_second for row in rows):
+        notes.append(DECODE_NOTE)
     return notes
 
 
@@ -199,6 +206,10 @@ def _score(runs: Sequence[RunRecord], metric: str) -> dict[int, float]:
 
 def _estimate(values: Mapping[int, float]) -> Estimate | None:
     return estimate(list(values.values())) if values else None
+
+
+def _median(values: Mapping[int, float]) -> float | None:
+    return statistics.median(values.values()) if values else None
 
 
 def _whole(run: RunRecord | None, *path: str) -> int | None:

@@ -139,6 +139,15 @@ COLUMNS: tuple[Column, ...] = (
         key=lambda r: r.train_tokens_per_second,
     ),
     Column(
+        title="decode tokens/s",
+        short="decode tok/s",
+        rank=6,
+        hint="new tokens per second of greedy decoding, 32 rows at once, median over seeds",
+        text=lambda r: whole(r.decode_tokens_per_second),
+        key=lambda r: r.decode_tokens_per_second,
+        optional=True,
+    ),
+    Column(
         title="seeds",
         short="seeds",
         rank=4,
