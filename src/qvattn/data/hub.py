@@ -24,6 +24,35 @@ def load_hub_texts(hub: HubSpec, limit: int | None) -> dict[str, list[str]]:
     return {split: [_text(row, hub) for row in rows] for split, rows in _splits(hub, limit).items()}
 
 
+def stream_hub_rows(hub: HubSpec, limit: int | None, *, pairs: bool) -> dict[str, Iterator[tuple[str, ...]]]:
+    """Rows by split as they come, (source, target) or (document,); nothing is read before it is asked for.
+
+    limit: of the training split. A connection that breaks for good is a `UserError`.
+    """
+
+    def row_of(row: dict[str, Any]) -> tuple[str, ...]:
+        return _pair(row, hub) if pairs else (_text(row, hub),)
+
+    return {split: _guarded(map(row_of, rows), hub, split) for split, rows in _splits(hub, limit).items()}
+
+
+def _guarded(rows: Iterator[tuple[str, ...]], hub: HubSpec, split: str) -> Iterator[tuple[str, ...]]:
+    count = 0
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except UserError:
+            raise
+        except Exception as error:  # whatever the network, the host or a damaged file come up with
+            raise UserError(
+                f"hub.name={hub.name!r}: the {split} split broke off after {count} rows: {error}"
+            ) from error
+        count += 1
+        yield row
+
+
 def _splits(hub: HubSpec, limit: int | None) -> dict[str, Iterator[dict[str, Any]]]:
     found = _load(hub)
     names = {"train": hub.train_split, "valid": hub.valid_split, "test": hub.test_split}

@@ -1,6 +1,7 @@
 """Checkpoints on disk: written beside the final place, flushed, then renamed, so a crash never leaves half of one.
 
     checkpoints/step-0000400/   model.safetensors, config.json, optimizer.pt, state.json, SHA256SUMS
+                                (sharded: model/ and optimizer/, a file a process; `export_model` adds the first)
     checkpoints/best            link to the best step's directory         checkpoints/last   link to the newest
 
 Any directory named `step-...` is complete; SHA256SUMS (as `sha256sum -c` reads it) tells whether it is still what was
@@ -11,12 +12,11 @@ This module must never delete the newest complete checkpoint, and never unpickle
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,10 +24,13 @@ from typing import Any, Literal
 import torch
 
 from ..errors import UserError
+from ..files import DRAFT, delete, discard, discard_drafts, flush, write_atomically
+from ..untrusted import parse_json
 
 STATE, OPTIMIZER, SUMS = "state.json", "optimizer.pt", "SHA256SUMS"
-DRAFT = ".draft-"
-"""Begins the name of what is being written or deleted."""
+WEIGHTS = "model.safetensors"
+MODEL_SHARDS, OPTIMIZER_SHARDS = "model", "optimizer"
+"""Directories of a checkpoint that several processes wrote together."""
 
 
 class CheckpointError(RuntimeError):
@@ -44,7 +47,7 @@ class Checkpoint:
     def state(self) -> dict[str, Any]:
         """The content of state.json. Raises `UserError` when it cannot be read."""
         try:
-            content = json.loads((self.path / STATE).read_text(encoding="utf-8"))
+            content = parse_json((self.path / STATE).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(f"checkpoint {self.path}: {STATE} cannot be read ({error})") from error
         if not isinstance(content, dict):
@@ -60,7 +63,17 @@ class Checkpoint:
 
     @property
     def resumable(self) -> bool:
-        return (self.path / OPTIMIZER).is_file()
+        return (self.path / OPTIMIZER).is_file() or (self.path / OPTIMIZER_SHARDS).is_dir()
+
+    @property
+    def sharded(self) -> bool:
+        """Whether its weights lie in shards (an exported one has them in one file too)."""
+        return (self.path / MODEL_SHARDS).is_dir()
+
+    @property
+    def exported(self) -> bool:
+        """Whether `from_pretrained` can read it."""
+        return not self.sharded or (self.path / WEIGHTS).is_file()
 
     def damage(self, *, resume: bool) -> str | None:
         """What is wrong with the files, or None when they are those that were written (their sums are read again).
@@ -75,15 +88,15 @@ class Checkpoint:
         except (OSError, ValueError) as error:
             return f"{SUMS} cannot be read ({error})"
         sums = {name: digest for digest, _, name in (line.partition("  ") for line in listed.splitlines())}
-        if not sums.keys() >= {STATE, OPTIMIZER} or len(sums) < 3:
+        if STATE not in sums or not any(map(_of_optimizer, sums)) or len(sums) < 3:
             return f"{SUMS} is not whole"
-        for name, digest in sums.items():
-            if name == OPTIMIZER and not resume:
+        for name, expected in sums.items():
+            if _of_optimizer(name) and not resume:
                 continue
             file = self.path / name
-            if file.parent != self.path or not file.is_file():
+            if ".." in file.parts or not file.is_relative_to(self.path) or not file.is_file():
                 return f"{name} is missing"
-            if _digest(file) != digest:
+            if digest(file) != expected:
                 return f"{name} is not what was written (its SHA-256 differs)"
         return None
 
@@ -128,8 +141,19 @@ def find_checkpoint(run_dir: str | Path, which: Literal["best", "last"] = "best"
     """The directory of a run's best or newest model, to give to `from_pretrained`; its files are verified.
 
     Before the first validation "best" is the newest. Raises `UserError` when the run has no checkpoint, or the one that
-    is asked for is gone or damaged: another one is never given in its place.
+    is asked for is gone, damaged or in shards: another one is never given in its place.
     """
+    chosen = choose_checkpoint(run_dir, which)
+    if not chosen.exported:
+        raise UserError(
+            f"checkpoint {chosen.path} lies in shards, one for each process that trained it; "
+            f"`qvattn export {run_dir} --which {which}` puts them together"
+        )
+    return chosen.path
+
+
+def choose_checkpoint(run_dir: str | Path, which: Literal["best", "last"] = "best") -> Checkpoint:
+    """As `find_checkpoint`, in shards or not."""
     checkpoints = list_checkpoints(Path(run_dir))
     if not checkpoints:
         raise UserError(f"run directory {str(run_dir)!r}: no checkpoint in {Path(run_dir) / 'checkpoints'}")
@@ -144,43 +168,46 @@ def find_checkpoint(run_dir: str | Path, which: Literal["best", "last"] = "best"
             raise UserError(
                 f"checkpoint {checkpoint.path}: {wrong}; give the path of another checkpoint, or train again"
             )
-    return chosen.path
+    return chosen
 
 
 def write_checkpoint(
     run_dir: Path,
     step: int,
     *,
-    save_model: Callable[[Path], None],
-    optimizer_state: dict[str, Any],
+    save_model: Callable[[Path], Mapping[str, str] | None],
+    optimizer_state: dict[str, Any] | None,
     state: dict[str, Any],
     keep_last: int,
 ) -> Path:
     """Write checkpoint `step` atomically, then prune to the newest `keep_last` and the best.
 
+    save_model: writes the model into a directory; of a sharded one the optimizer's state too, which is None then, and
+        returns the SHA-256 sums that other processes have taken of their files.
+
     Raises `CheckpointError` when it cannot be written (a full disk); nothing that existed before is touched then.
     """
     folder = run_dir / "checkpoints"
     final = folder / f"step-{step:07d}"
-    draft = folder / f"{DRAFT}{step:07d}"
+    draft = draft_folder(run_dir, step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        discard_drafts(run_dir)
+        discard_drafts(folder)
         draft.mkdir()
-        save_model(draft)
-        torch.save(optimizer_state, draft / OPTIMIZER)
+        known = save_model(draft) or {}
+        if optimizer_state is not None:
+            torch.save(optimizer_state, draft / OPTIMIZER)
         (draft / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
-        sums = [f"{_digest(file)}  {file.name}\n" for file in sorted(draft.iterdir())]
-        (draft / SUMS).write_text("".join(sums), encoding="utf-8")
+        _write_sums(draft, known)
         mode = (draft / STATE).stat().st_mode  # safetensors keeps its files from everybody else
-        for file in draft.iterdir():
-            file.chmod(mode)
-            _flush(file)
-        _flush(draft)
+        for path in (*draft.rglob("*"), draft):
+            if path.is_file():
+                path.chmod(mode)
+            flush(path)
         if final.exists():  # left by a longer run that was resumed from an earlier step
             discard(final)
         draft.rename(final)
-        _flush(folder)
+        flush(folder)
     except Exception as error:
         shutil.rmtree(draft, ignore_errors=True)
         kept = last_checkpoint(run_dir)
@@ -196,53 +223,30 @@ def write_checkpoint(
     return final
 
 
+def draft_folder(run_dir: Path, step: int) -> Path:
+    """Where checkpoint `step` is while it is written."""
+    return run_dir / "checkpoints" / f"{DRAFT}{step:07d}"
+
+
+def add_file(checkpoint: Checkpoint, name: str, write: Callable[[Path], None]) -> Path:
+    """Add a file to a complete checkpoint in one step, and to its sums; `write` is given a draft's path."""
+    final, draft = checkpoint.path / name, checkpoint.path / f"{DRAFT}{name}"
+    delete(draft)
+    write(draft)
+    draft.chmod((checkpoint.path / STATE).stat().st_mode)
+    flush(draft)
+    os.replace(draft, final)
+    sums = (checkpoint.path / SUMS).read_text(encoding="utf-8").splitlines()
+    kept = [line for line in sums if line.partition("  ")[2] != name]
+    write_atomically(checkpoint.path / SUMS, "\n".join([*kept, f"{digest(final)}  {name}"]) + "\n")
+    return final
+
+
 def discard_after(run_dir: Path, step: int) -> None:
     """Remove checkpoints newer than `step` (a resumed run will write its own)."""
     for checkpoint in list_checkpoints(run_dir):
         if checkpoint.step > step:
             discard(checkpoint.path)
-
-
-def discard_drafts(run_dir: Path) -> None:
-    """Remove what a killed process left half-written or half-deleted."""
-    for folder in (run_dir, run_dir / "checkpoints"):
-        for draft in folder.glob(f"{DRAFT}*"):
-            _delete(draft)
-
-
-def discard(path: Path) -> None:
-    """Delete a file or directory so that a kill in the middle leaves nothing that looks like a part of it.
-
-    Of a link only the link.
-    """
-    doomed = path.with_name(f"{DRAFT}{path.name}")
-    _delete(doomed)
-    path.rename(doomed)
-    _delete(doomed)
-
-
-def _delete(path: Path) -> None:
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small text file in one step. Raises OSError with the file's name.
-
-    What lies at the draft's place, such as a link to elsewhere, is never written through.
-    """
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        draft.unlink(missing_ok=True)
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(text)
-        _flush(draft)
-        os.replace(draft, path)
-        _flush(path.parent)
-    except OSError as error:  # a full disk does not say which file
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _prune(run_dir: Path, *, keep_last: int) -> None:
@@ -251,7 +255,9 @@ def _prune(run_dir: Path, *, keep_last: int) -> None:
     best = {_best_step(checkpoint) for checkpoint in checkpoints[-keep_last:]}
     for checkpoint in checkpoints[:-keep_last]:
         if checkpoint.step in best:
-            (checkpoint.path / OPTIMIZER).unlink(missing_ok=True)
+            for name in (OPTIMIZER, OPTIMIZER_SHARDS):
+                if (checkpoint.path / name).exists():
+                    discard(checkpoint.path / name)
         else:
             discard(checkpoint.path)
 
@@ -274,20 +280,20 @@ def _link(link: Path, target: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
+    """The SHA-256 sum of a file."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF):  # not every file system can flush a directory
-            raise
-    finally:
-        os.close(handle)
+def _of_optimizer(name: str) -> bool:
+    return name == OPTIMIZER or name.startswith(f"{OPTIMIZER_SHARDS}/")
+
+
+def _write_sums(folder: Path, known: Mapping[str, str]) -> None:
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    lines = [f"{known.get(name) or digest(folder / name)}  {name}\n" for name in names]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def _reason(error: BaseException) -> str:

@@ -6,6 +6,7 @@ so that the file never tells of a step twice.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from .checkpoint import write_atomically
+from ..files import write_atomically
 
 COLUMNS = (
     "step",
@@ -69,7 +70,9 @@ class History:
 
 def read_history(path: Path) -> list[dict[str, str]]:
     """The complete rows of a history.csv; a last line that a kill cut short is left out."""
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8", errors="replace")
     complete = text[: text.rfind("\n") + 1]
-    rows = csv.DictReader(io.StringIO(complete))
-    return [row for row in rows if (row.get("step") or "").isdigit() and None not in row.values()]
+    rows: list[dict[str, str]] = []
+    with contextlib.suppress(csv.Error):  # whatever follows is no CSV
+        rows.extend(csv.DictReader(io.StringIO(complete)))
+    return [row for row in rows if (row.get("step") or "").isdecimal() and None not in row and None not in row.values()]

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from ..data import BatchPlan, shard
 from ..errors import UserError
-from .checkpoint import Checkpoint, CheckpointError, draft_folder, write_checkpoint
+from .checkpoint import Checkpoint, draft_folder, write_checkpoint
 from .history import History
 from .metrics import Scores, TokenSums, perplexity, scores_from_sums
 from .processes import Processes
@@ -395,9 +395,10 @@ class Trainer:
         self.progress.seconds = time.perf_counter() - self.started
         if self.sharded:
             self._save_together()
-        elif self.processes.is_main:
-            self._write(self.save_model, self.optimizer.state_dict())
-        self.processes.wait()
+            return
+        with self.processes.together():
+            if self.processes.is_main:
+                self._write(self.save_model, self.optimizer.state_dict())
 
     def _write(self, save_model: Callable[[Path], Any], optimizer_state: dict[str, Any] | None) -> None:
         scaler = self.accelerator.scaler
@@ -416,28 +417,28 @@ class Trainer:
         )
 
     def _save_together(self) -> None:
-        """Every process writes its shards into the draft that the main one makes, sums and renames."""
-        begun, error = False, None
+        """Every process writes its shards into the draft that the main one makes, sums up and renames."""
+        made = False
 
-        def shards(draft: Path) -> dict[str, str]:
-            nonlocal begun
-            begun = True
-            self.processes.check(None)  # the draft is there
-            sums = write_shards(draft, self.raw_model, self.optimizer.optimizer, self.processes)
+        def write(draft: Path) -> dict[str, str]:
+            nonlocal made
             if self.processes.is_main:
                 self.save_model(draft)
-            return {name: value for own in self.processes.gather(sums) for name, value in own.items()}
+            made = True
+            self.processes.check(None)
+            sums = write_shards(draft, self.raw_model, self.optimizer.optimizer, self.processes)
+            return {name: digest for own in self.processes.gather(sums) for name, digest in own.items()}
 
-        try:
-            if self.processes.is_main:
-                self._write(shards, None)
-            else:
-                shards(draft_folder(self.run_dir, self.progress.step))
-        except Exception as problem:
-            error = problem
-        if error is not None and not begun:
-            self.processes.check(error)
-        self.processes.check(error)
+        with self.processes.together():
+            try:
+                if self.processes.is_main:
+                    self._write(write, None)
+                else:
+                    write(draft_folder(self.run_dir, self.progress.step))
+            except Exception as error:
+                if not made:  # the others still wait for the draft
+                    self.processes.gather(str(error))
+                raise
 
     def _restore(self, checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> None:
         state = checkpoint.state()

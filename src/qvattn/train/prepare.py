@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from ..data import (
     BatchPlan,
     Corpus,
@@ -19,20 +21,29 @@ from ..data import (
     Tokenizers,
     build_text_tokenizer,
     build_tokenizers,
-    collate,
-    collate_text,
     load_corpus,
     load_text,
     word_tokenizer,
 )
-from ..data.synthetic.mqar import MqarDataset, MqarSpec, make_mqar, mqar_words
+from ..data.synthetic.mqar import MqarSpec, make_mqar, mqar_words
 from ..models import CausalLM, CausalLMConfig, QvattnModel, TranslationConfig, TranslationModel, initialise
-from .checkpoint import Checkpoint
+from .checkpoint import MODEL_SHARDS, WEIGHTS, Checkpoint
+from .encoded import (
+    ENCODED,
+    BlockData,
+    Encoded,
+    EncodedData,
+    Notes,
+    PairData,
+    Pairs,
+    read_encoded,
+    write_encoded,
+)
 from .loop import Batch, TrainData
+from .processes import Processes
 from .recipe import Recipe
-
-Notes = dict[str, int | str]
-Pairs = Sequence[tuple[str, str]]
+from .sharding import fill_divided, is_divided, read_shards, weights
+from .streamed import write_streamed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,55 +65,15 @@ class Prepared:
     test_pairs: Pairs = ()
 
 
-class PairData:
-    """Sentence pairs as the loop sees them."""
+def prepare(
+    recipe: Recipe, run_dir: Path, checkpoint: Checkpoint | None, processes: Processes | None = None
+) -> Prepared:
+    """Data and model of a run; with a checkpoint, its weights and the run's saved tokenizer.
 
-    def __init__(self, dataset: ParallelDataset) -> None:
-        self.dataset = dataset
-        self.lengths = dataset.lengths
-        self._target = dataset.target.lengths
-
-    def collate(self, indices: Sequence[int]) -> Batch:
-        return collate(self.dataset, indices)
-
-    def target_tokens(self, indices: Sequence[int]) -> int:
-        return int(self._target[indices].sum())
-
-
-class BlockData:
-    """Blocks of text as the loop sees them; the first token of a block has nothing to be predicted from."""
-
-    def __init__(self, dataset: TextDataset) -> None:
-        self.dataset = dataset
-        self.lengths = dataset.lengths
-
-    def collate(self, indices: Sequence[int]) -> Batch:
-        return collate_text(self.dataset, indices)
-
-    def target_tokens(self, indices: Sequence[int]) -> int:
-        return len(indices) * (self.dataset.blocks.shape[1] - 1)
-
-
-Encoded = PairData | BlockData | MqarDataset
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodedData:
-    """A corpus as ids; `test` is None when the corpus has no test split."""
-
-    tokenizers: Tokenizers
-    train: Encoded
-    valid: Encoded
-    test: Encoded | None
-    notes: Notes
-    valid_pairs: Pairs = ()
-    test_pairs: Pairs = ()
-
-
-def prepare(recipe: Recipe, run_dir: Path, checkpoint: Checkpoint | None) -> Prepared:
-    """Data and model of a run; with a checkpoint, its weights and the run's saved tokenizer."""
+    processes: they call this together; the main one encodes, the others map what it has written to `run_dir`.
+    """
     saved = Tokenizers.load(run_dir) if checkpoint else None
-    encoded = encode(recipe, saved)
+    encoded = _encode_for(recipe, run_dir, saved, processes)
     model = build_model(recipe, encoded.tokenizers)
     if checkpoint is None:
         initialise(model, recipe.train.seed)
@@ -120,6 +91,21 @@ def prepare(recipe: Recipe, run_dir: Path, checkpoint: Checkpoint | None) -> Pre
         valid_pairs=encoded.valid_pairs,
         test_pairs=encoded.test_pairs,
     )
+
+
+def _encode_for(
+    recipe: Recipe, run_dir: Path, tokenizers: Tokenizers | None, processes: Processes | None
+) -> EncodedData:
+    """Encoded once, by the main process; what is streamed is never in memory, nor is what several processes share."""
+    folder = run_dir / ENCODED
+    if processes is None or recipe.data.corpus == "mqar":
+        return encode(recipe, tokenizers)
+    with processes.together():
+        if processes.is_main and recipe.data.hub is not None and recipe.data.hub.streaming:
+            write_streamed(folder, recipe.data, tokenizers)
+        elif processes.is_main and processes.count > 1:
+            write_encoded(folder, encode(recipe, tokenizers))
+    return read_encoded(folder) if folder.is_dir() else encode(recipe, tokenizers)
 
 
 def encode(recipe: Recipe, tokenizers: Tokenizers | None = None) -> EncodedData:
@@ -147,9 +133,25 @@ def model_for(recipe: Recipe, source_vocab_size: int, target_vocab_size: int) ->
 
 
 def load_model(like: QvattnModel, path: Path) -> QvattnModel:
-    """The model saved at `path`, of the same class as `like`, in fp32; missing or unexpected weights are errors."""
+    """The model saved at `path`, of the same class as `like`, in fp32; missing or unexpected weights are errors.
+
+    Of a checkpoint in shards it is `like` itself, filled.
+    """
+    if (path / MODEL_SHARDS).is_dir():
+        read_shards(path / MODEL_SHARDS, weights(like))
+        return like
     loaded: QvattnModel = type(like).from_pretrained(path, dtype=next(like.parameters()).dtype)
     return loaded
+
+
+def load_weights(model: QvattnModel, path: Path) -> None:
+    """The weights saved at `path`, sharded or not, into a model that is divided or not; all processes call it."""
+    if (path / MODEL_SHARDS).is_dir():
+        read_shards(path / MODEL_SHARDS, weights(model))
+    elif is_divided(model):
+        fill_divided(model, load_file(path / WEIGHTS))
+    else:
+        model.load_state_dict(load_model(model, path).state_dict())
 
 
 def _encode_pairs(recipe: Recipe, tokenizers: Tokenizers | None) -> EncodedData:

@@ -12,14 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..data import DataSpec
 from ..errors import UserError
 from ..spec import AttentionSpec, PositionSpec
+from ..untrusted import parse_yaml
 from .complaints import explain, unknown_key
 
 PLACES = ("encoder", "decoder", "cross")
@@ -31,14 +32,34 @@ POSITION_KEYS = tuple(PositionSpec.model_fields)
 METRIC_DIRECTIONS = {"accuracy": "max", "loss": "min", "perplexity": "min"}
 """What "better" means for each validation metric."""
 
-FREE_ON_RESUME = ("train.threads", "train.device", "train.score_test", "train.score_beam", "compare")
+FREE_ON_RESUME = (
+    "train.threads",
+    "train.device",
+    "train.parallel",
+    "train.reshard_after_forward",
+    "train.process_timeout",
+    "train.score_test",
+    "train.score_beam",
+    "compare",
+)
 """Keys that may differ on resume: they describe the machine, or other runs, and not this run."""
+
+
+WIDEST, DEEPEST = 2**17, 4096
+"""Bounds of widths and depths: a slip of a digit is told at once, not by the machine running out of memory."""
+
+
+def _printable(name: str) -> str:
+    """A name stands in terminals, tables and pages; what steers a terminal is no part of a name."""
+    if not name.isprintable():
+        raise ValueError("allowed are printable characters")
+    return name
 
 
 class _Section(BaseModel):
     """A frozen section of a recipe; unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class ModelSpec(_Section):
@@ -49,11 +70,11 @@ class ModelSpec(_Section):
     A causal language model has no encoder: it ignores `encoder_layers` and `share_embeddings`.
     """
 
-    d_model: int = Field(default=128, gt=0)
-    d_ff: int = Field(default=512, gt=0)
-    n_heads: int = Field(default=8, gt=0)
-    encoder_layers: int = Field(default=2, ge=1)
-    decoder_layers: int = Field(default=2, ge=1)
+    d_model: int = Field(default=128, gt=0, le=WIDEST)
+    d_ff: int = Field(default=512, gt=0, le=4 * WIDEST)
+    n_heads: int = Field(default=8, gt=0, le=WIDEST)
+    encoder_layers: int = Field(default=2, ge=1, le=DEEPEST)
+    decoder_layers: int = Field(default=2, ge=1, le=DEEPEST)
     norm: Literal["pre", "post"] = "pre"
     norm_type: Literal["layer", "rms"] = "layer"
     activation: Literal["relu", "gelu", "swiglu"] = "relu"
@@ -93,6 +114,13 @@ class TrainSpec(_Section):
     seed: int = Field(default=1, ge=0)
     threads: int | None = Field(default=None, ge=1)
     device: Literal["auto", "cpu"] = "auto"
+    parallel: Literal["ddp", "fsdp2"] = Field(
+        default="ddp", description="with several processes: a whole model on each, or one divided over them"
+    )
+    reshard_after_forward: bool = Field(default=True, description="fsdp2: let gathered weights go after the forward")
+    process_timeout: float = Field(
+        default=600.0, gt=0, description="seconds that a process waits for the others in one exchange"
+    )
     tensorboard: bool = True
 
     @field_validator("betas")
@@ -103,13 +131,16 @@ class TrainSpec(_Section):
         return betas
 
 
+Name = Annotated[str, Field(min_length=1, max_length=120), AfterValidator(_printable)]
+
+
 class VariantSpec(_Section):
     """One row of a comparison: what it changes in `model`.
 
     An `attention` that names a variant replaces the recipe's; one that does not is laid over it.
     """
 
-    name: str = Field(min_length=1)
+    name: Name
     attention: dict[str, Any] | str = Field(default_factory=dict)
     position: str | dict[str, Any] | None = None
 
@@ -139,7 +170,7 @@ class CompareSpec(_Section):
 class Recipe(_Section):
     """Everything that decides a run."""
 
-    name: str = Field(min_length=1)
+    name: Name
     task: Literal["translation", "causal-lm"] = "translation"
     data: DataSpec
     model: ModelSpec = ModelSpec()
@@ -282,9 +313,9 @@ def _lay_over(base: dict[str, Any] | str, change: dict[str, Any] | str) -> dict[
 def read_recipe(text: str, *, origin: str, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe from YAML text with overrides laid on top. Raises `UserError` with one line per mistake."""
     try:
-        content = yaml.load(text, Loader=_StrictLoader)
-    except yaml.YAMLError as error:
-        raise UserError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
+        content = parse_yaml(text, _StrictLoader)
+    except ValueError as error:
+        raise UserError(f"{origin}: not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"{origin}: a recipe is a mapping of sections, this is {type(content).__name__}")
     for override in overrides:
@@ -349,9 +380,9 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise UserError(f"override {override!r}: expected section.key=value, such as train.steps=100")
     try:
-        value = yaml.load(text, Loader=_StrictLoader)
-    except yaml.YAMLError as error:
-        raise UserError(f"override {override!r}: the value is not valid YAML") from error
+        value = parse_yaml(text, _StrictLoader)
+    except ValueError as error:
+        raise UserError(f"override {override!r}: the value is not valid YAML: {error}") from error
     section: Any = content
     for depth, key in enumerate(keys[:-1], start=1):
         section = _enter(section, key, override, ".".join(keys[:depth]))

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,35 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers.utils import logging as transformers_logging
 
+from ..decode.rate import decode_rate
 from ..decode.score import score_translations
 from ..errors import UserError
 from ..files import discard, discard_drafts, explained, write_atomically
+from ..models import QvattnModel
 from .checkpoint import (
     Checkpoint,
     CheckpointError,
+    choose_checkpoint,
     discard_after,
     find_checkpoint,
     whole_checkpoint,
 )
+from .encoded import ENCODED
 from .environment import describe_environment
+from .export import export_checkpoint
+from .launch import from_launcher
 from .loop import Outcome, Trainer, TrainingError, make_accelerator
-from .prepare import Prepared, load_model, prepare
-from .recipe import Recipe, changed_keys, dump_recipe, read_recipe
+from .prepare import Prepared, build_model, load_weights, prepare
+from .processes import ElsewhereError, Processes
+from .recipe import Recipe, changed_keys, dump_recipe, load_recipe
+from .sharding import is_divided, whole_weights
 
 RUN_FILES = (
     "results.json",
     "checkpoints",
     "tensorboard",
     "history.csv",
+    ENCODED,
     "tokenizer.json",
     "tokenizer_target.json",
     "environment.json",
@@ -87,42 +96,48 @@ def run_training(
         torch.set_num_threads(recipe.train.threads)
     transformers_logging.disable_progress_bar()  # saving a small model needs none, and it tears the log lines
     run_dir = Path(run_dir)
+    recipe = recipe.model_copy(update={"train": from_launcher(recipe.train)})
     accelerator = make_accelerator(recipe.train)
     if accelerator.distributed_type not in PLAIN_PROCESSES:
         raise UserError(
             f"launched as {accelerator.distributed_type.value}: checkpoints can be resumed exactly with "
             f"{', '.join(kind.value for kind in PLAIN_PROCESSES)}"
         )
-    if not accelerator.is_main_process:
-        accelerator.wait_for_everyone()  # until the main process has prepared the directory
-        return _train(recipe, run_dir, accelerator, resume=resume, stop_at=stop_at)
-    with _locked(run_dir), _named(run_dir):
-        _open_run_dir(run_dir, recipe, resume=resume, overwrite=overwrite)
-        finished = _finished(run_dir) if resume else None
-        accelerator.wait_for_everyone()
-        return finished or _train(recipe, run_dir, accelerator, resume=resume, stop_at=stop_at)
+    processes = Processes(accelerator, recipe.train.process_timeout)
+    try:
+        with processes.contact(), _named(run_dir), ExitStack() as held:
+            with processes.together():
+                if processes.is_main:
+                    held.enter_context(_locked(run_dir))
+                    _open_run_dir(run_dir, recipe, resume=resume, overwrite=overwrite)
+            finished = processes.gather(_finished(run_dir) if resume and processes.is_main else None)[0]
+            return finished or _train(recipe, run_dir, accelerator, processes, resume=resume, stop_at=stop_at)
+    except ElsewhereError as error:
+        raise SystemExit(1) from error  # the process that failed has said why
 
 
 def _train(
-    recipe: Recipe, run_dir: Path, accelerator: Accelerator, *, resume: bool, stop_at: int | None
+    recipe: Recipe, run_dir: Path, accelerator: Accelerator, processes: Processes, *, resume: bool, stop_at: int | None
 ) -> dict[str, Any]:
     begun = time.perf_counter()
-    finished = _finished(run_dir) if resume and not accelerator.is_main_process else None
-    if finished:
-        return finished
-    checkpoint = _checkpoint(run_dir, accelerator) if resume else None
-    with accelerator.main_process_first():
-        prepared = prepare(recipe, run_dir, checkpoint)
-    if accelerator.is_main_process:
-        _clean_for_start(run_dir, checkpoint)
-        prepared.tokenizers.save(run_dir)
-        environment = describe_environment(
-            device=accelerator.device,
-            processes=accelerator.num_processes,
-            precision=recipe.train.precision,
-            seed=recipe.train.seed,
-        )
-        write_json(run_dir / "environment.json", environment)
+    checkpoint = None
+    if resume:
+        with processes.together():
+            checkpoint = _checkpoint(run_dir) if processes.is_main else None
+        checkpoint = processes.gather(checkpoint)[0]
+    prepared = prepare(recipe, run_dir, checkpoint, processes)
+    with processes.together():
+        _check(checkpoint, prepared)
+        if processes.is_main:
+            _clean_for_start(run_dir, checkpoint)
+            prepared.tokenizers.save(run_dir)
+            environment = describe_environment(
+                device=accelerator.device,
+                processes=accelerator.num_processes,
+                precision=recipe.train.precision,
+                seed=recipe.train.seed,
+            )
+            write_json(run_dir / "environment.json", environment)
     base = _facts(recipe, prepared)
     try:
         with _scalars(recipe, run_dir, accelerator, checkpoint) as scalars:
@@ -134,23 +149,36 @@ def _train(
                 valid=prepared.valid,
                 accelerator=accelerator,
                 run_dir=run_dir,
-                save_model=prepared.model.save_pretrained,
-                resume=_checked(checkpoint, prepared),
+                save_model=_saver(recipe, prepared, processes),
+                resume=checkpoint,
                 facts=_fingerprints(prepared),
                 scalars=scalars,
-                score=_valid_score(recipe, prepared),
+                score=_valid_score(recipe, prepared, processes),
                 name=recipe.name,
+                processes=processes,
             )
             outcome = trainer.train(stop_at=stop_at)
             results = base | _outcome(outcome, time.perf_counter() - begun)
             if results["status"] == "complete":
+                with processes.together():
+                    if processes.is_main:
+                        _export(recipe, prepared, run_dir)
                 results["test"] = _test_scores(recipe, prepared, trainer, run_dir, outcome)
+                if accelerator.num_processes == 1:  # several would share the machine, or wait for each other
+                    seconds = min(1.0, results["seconds"] / 20)
+                    results["decode_tokens_per_second"] = decode_rate(
+                        prepared.model, prepared.valid[0], seconds=seconds
+                    )
     except (TrainingError, CheckpointError, OSError) as error:
-        if accelerator.is_main_process:
+        if processes.is_main:
             _try_to_write_failure(run_dir, base, error)
+        elif isinstance(error, TrainingError):  # all processes see the same numbers
+            raise ElsewhereError(str(error)) from error
         raise
-    if accelerator.is_main_process:
+    if processes.is_main:
         write_json(run_dir / "results.json", results)
+        if results["status"] == "complete" and (run_dir / ENCODED).is_dir():
+            discard(run_dir / ENCODED)
     return results
 
 
@@ -183,6 +211,7 @@ def _outcome(outcome: Outcome, seconds: float) -> dict[str, Any]:
         "epochs": progress.epoch,
         "tokens": progress.tokens,
         "train_tokens_per_second": progress.tokens / progress.train_seconds if progress.train_seconds else None,
+        "decode_tokens_per_second": None,
         "seconds": progress.seconds,
         "session_seconds": seconds,
         "valid": progress.last_valid,
@@ -199,34 +228,63 @@ def _test_scores(
         return None
     best = outcome.progress.best
     if best is not None and best["step"] != outcome.progress.step:
-        trainer.accelerator.wait_for_everyone()
-        weights = load_model(prepared.model, find_checkpoint(run_dir)).state_dict()
-        prepared.model.load_state_dict(weights)
+        load_weights(prepared.model, find_checkpoint(run_dir))
     step = best["step"] if best is not None else outcome.progress.step
     scores = {"step": step, **trainer.evaluate(prepared.test).as_dict()}
-    if recipe.train.score_test and trainer.accelerator.is_main_process:
-        scores |= score_translations(
-            prepared.model,
-            prepared.tokenizers,
-            prepared.test_pairs,
-            recipe.train.score_beam,
-            max_new_tokens=recipe.data.max_length,
-        )
+    if recipe.train.score_test:
+        model = _whole_model(recipe, prepared, trainer.processes)
+        if model is not None:
+            scores |= score_translations(
+                model,
+                prepared.tokenizers,
+                prepared.test_pairs,
+                recipe.train.score_beam,
+                max_new_tokens=recipe.data.max_length,
+            )
+        trainer.processes.wait()
     return scores
 
 
-def _valid_score(recipe: Recipe, prepared: Prepared) -> Callable[[], dict[str, float]] | None:
+def _valid_score(recipe: Recipe, prepared: Prepared, processes: Processes) -> Callable[[], dict[str, float]] | None:
     """What gives valid_bleu: the first sentences of the validation split, translated greedily."""
     if recipe.train.score_valid is None:
         return None
     pairs = prepared.valid_pairs[: recipe.train.score_valid]
 
     def score() -> dict[str, float]:
+        model = _whole_model(recipe, prepared, processes)
+        if model is None:
+            return {}
         longest = recipe.data.max_length
-        scores = score_translations(prepared.model, prepared.tokenizers, pairs, beam=1, max_new_tokens=longest)
+        scores = score_translations(model, prepared.tokenizers, pairs, beam=1, max_new_tokens=longest)
         return {"valid_bleu": scores["bleu"]}
 
     return score
+
+
+def _whole_model(recipe: Recipe, prepared: Prepared, processes: Processes) -> QvattnModel | None:
+    """A model to translate with, on the main process alone; a divided one is put together for it, by all of them."""
+    if not is_divided(prepared.model):
+        return prepared.model if processes.is_main else None
+    weights = whole_weights(prepared.model, keep=processes.is_main)
+    if not processes.is_main:
+        return None
+    whole = build_model(recipe, prepared.tokenizers)
+    whole.load_state_dict(weights)
+    return whole.to(prepared.model.device).eval()
+
+
+def _saver(recipe: Recipe, prepared: Prepared, processes: Processes) -> Callable[[Path], Any]:
+    """What writes the model into a checkpoint; beside shards it is the config alone."""
+    divided = recipe.train.parallel == "fsdp2" and processes.count > 1
+    return prepared.model.config.save_pretrained if divided else prepared.model.save_pretrained
+
+
+def _export(recipe: Recipe, prepared: Prepared, run_dir: Path) -> None:
+    """After the last step: what lies in shards as one file too, so that every command reads it."""
+    for checkpoint in {choose_checkpoint(run_dir, which) for which in ("best", "last")}:
+        if not checkpoint.exported:
+            export_checkpoint(checkpoint, build_model(recipe, prepared.tokenizers))
 
 
 def _fingerprints(prepared: Prepared) -> dict[str, str]:
@@ -237,19 +295,19 @@ def _fingerprints(prepared: Prepared) -> dict[str, str]:
     return {"data": prepared.plan.fingerprint, "tokenizer": digest.hexdigest()[:16]}
 
 
-def _checkpoint(run_dir: Path, accelerator: Accelerator) -> Checkpoint | None:
+def _checkpoint(run_dir: Path) -> Checkpoint | None:
     """The newest whole checkpoint; says which newer ones are passed over."""
     checkpoint, damaged = whole_checkpoint(run_dir)
-    if checkpoint and accelerator.is_main_process:
+    if checkpoint:
         for wrong in damaged:
             print(f"warning: {wrong}; going on from step {checkpoint.step} instead", file=sys.stderr, flush=True)
     return checkpoint
 
 
-def _checked(checkpoint: Checkpoint | None, prepared: Prepared) -> Checkpoint | None:
-    """The checkpoint to resume, if it was trained on the same data, as the same ids."""
+def _check(checkpoint: Checkpoint | None, prepared: Prepared) -> None:
+    """Raise `UserError` unless the checkpoint was trained on the same data, as the same ids."""
     if checkpoint is None:
-        return None
+        return
     before, now = checkpoint.state().get("facts", {}), _fingerprints(prepared)
     for fact, what in (("data", "the training data"), ("tokenizer", "the tokenizer")):
         if fact == "data" or fact in before:
@@ -259,7 +317,6 @@ def _checked(checkpoint: Checkpoint | None, prepared: Prepared) -> Checkpoint | 
                 f"cannot resume {checkpoint.path}: {what} changed (fingerprint {before.get(fact)} then, "
                 f"{now[fact]} now); put back what it was, or start anew with --overwrite"
             )
-    return checkpoint
 
 
 # -- the run directory -------------------------------------------------------------------------------------------
@@ -280,7 +337,7 @@ def _open_run_dir(run_dir: Path, recipe: Recipe, *, resume: bool, overwrite: boo
         )
     saved = run_dir / "recipe.yaml"
     if resume and saved.exists():
-        before = read_recipe(saved.read_text(encoding="utf-8"), origin=str(saved))
+        before = load_recipe(saved)
         if changed := changed_keys(before, recipe):
             raise UserError(f"cannot resume {str(run_dir)!r}: the recipe changed in {', '.join(changed)}")
     elif resume and contents:
