@@ -43,6 +43,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "generate": CommandEntry("qvattn.cli.generate:generate", "Continue a prompt with a trained language model."),
     "check": CommandEntry("qvattn.cli.check:check", "Check why cached decoding is right, on a trained model."),
     "explain": CommandEntry("qvattn.cli.explain:explain", "Walk one decoding step with every shape."),
+    "heal": CommandEntry("qvattn.cli.heal:heal", "Distil the original into a converted model."),
     "plan": CommandEntry("qvattn.cli.plan:plan", "Plan memory and speed of a model and its conversions."),
     "affinity": CommandEntry("qvattn.cli.affinity:affinity", "Show what heads attend to, against a known grammar."),
     "recall": CommandEntry("qvattn.cli.recall:recall", "Show which variants solved associative recall."),
