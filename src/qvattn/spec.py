@@ -62,7 +62,8 @@ def _readable(model: type[BaseModel], error: ValidationError) -> str:
 class PositionSpec(_Spec):
     """A position scheme with its options; options the scheme does not have must be left unset.
 
-    agf, agf+pcm-v: flattest, steepest, tau, learn_tau, learn, floor, two_sided.  rope: base, dim, layout, proportional.
+    agf, agf+pcm-v: flattest, steepest, tau, learn_tau, learn, floor, two_sided.
+    rope: base, dim, layout, proportional, frequencies, gain.
     sinusoidal: base.  learned: max_length.  t5: buckets, max_distance.
     """
 
@@ -71,6 +72,8 @@ class PositionSpec(_Spec):
     dim: int | None = Field(default=None, ge=2)
     layout: Literal["half", "interleaved"] | None = None
     proportional: bool | None = None
+    frequencies: tuple[float, ...] | None = None
+    gain: float | None = None
     max_length: int | None = Field(default=None, ge=1)
     buckets: int | None = Field(default=None, ge=4)
     max_distance: int | None = Field(default=None, ge=2)
@@ -123,6 +126,9 @@ OPTIONAL_FIELDS = (
     "q_rank",
     "rope_dim",
     "latent_norm",
+    "qk_norm",
+    "key_from",
+    "key_bias",
     "groups",
 )
 """Fields that must be left unset where a variant does not use them."""
@@ -135,8 +141,12 @@ class AttentionSpec(_Spec):
     k_heads, v_heads: shared heads of K and V.  d_head: D, default d_model / n_heads.  d_key, d_value: head widths.
     d_ctx: context width C of QV-Ka.  kv_rank, q_rank: latent ranks.  rope_dim: width of a decoupled rotary part.
     latent_norm: RMSNorm on the latents of MLA and its kin (True as in DeepSeek).
+    qk_norm: epsilon of an RMSNorm over every head of queries and keys, before rotation (Qwen 3); unset: no norm.
+    key_from: what QV-Ka makes a key from beside the context: the values of its "own" head, of "all", or the "context"
+        alone.  key_bias: a constant added to those keys before they are rotated.
     groups: query heads per shared head, if uneven (e.g. [4, 2]).
-    position: PositionSpec or its name.  causal, window: visibility (window in tokens).  bias: of all projections.
+    position: PositionSpec or its name.  causal, window: visibility (window in tokens).
+    bias: of all projections.  out_bias: of the output projection, where it differs from `bias` (Qwen 2).
     dropout: on attention weights, in training.
 
     Raises UserError naming the field, its value and what is allowed.
@@ -155,11 +165,15 @@ class AttentionSpec(_Spec):
     q_rank: int | None = Field(default=None, ge=1)
     rope_dim: int | None = Field(default=None, ge=0)
     latent_norm: bool | None = None
+    qk_norm: float | None = Field(default=None, gt=0)
+    key_from: Literal["own", "all", "context"] | None = None
+    key_bias: bool | None = None
     groups: tuple[int, ...] | None = None
     position: PositionSpec = Field(default_factory=PositionSpec)
     causal: bool = True
     window: int | None = Field(default=None, ge=1)
     bias: bool = False
+    out_bias: bool | None = None
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     @field_validator("variant")
@@ -228,6 +242,11 @@ class AttentionSpec(_Spec):
         if dim % 2 or dim > width:
             raise ValueError(
                 f"position.dim={dim}: RoPE turns pairs; give an even number up to the rotated width {width}"
+            )
+        frequencies = self.position.frequencies
+        if frequencies is not None and 2 * len(frequencies) != dim:
+            raise ValueError(
+                f"position.frequencies: {len(frequencies)} of them for a rotated width of {dim}; give one for each pair"
             )
 
     def groups_of(self, heads: int, among: int | None = None) -> tuple[int, ...] | None:

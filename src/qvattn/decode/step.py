@@ -54,7 +54,7 @@ class LeanAttention:
     def __init__(self, attention: Attention, *, over_memory: bool = False) -> None:
         self.variant = lean(attention.variant)
         self.position: Position = attention.position
-        self.position_spec, self.window = attention.spec.position, attention.spec.window
+        self.window = attention.spec.window
         self.borrows, self.impl = attention.borrows, attention.impl
         self.scale = attention.variant.scale
         self.may_absorb = attention.can_absorb and attention.route != "expand"
@@ -113,10 +113,11 @@ class LeanLayer:
 
     def __init__(self, block: Block) -> None:
         twin = lean(block)
-        self.pre = block.pre
+        self.pre, self.parallel = block.pre, block.parallel
         self.attention = LeanAttention(block.self_attn)
         self.cross = LeanAttention(block.cross_attn, over_memory=True) if hasattr(block, "cross_attn") else None
         self.self_norm, self.ff_norm, self.ff = twin.self_norm, twin.ff_norm, twin.ff.forward
+        self.turn = 0
         self.cross_norm: Callable[[Tensor], Tensor] | None = twin.cross_norm if self.cross else None
 
 
@@ -130,7 +131,10 @@ class LeanStack:
         self.layers = [LeanLayer(block) for block in stack.blocks()]
         self.window = stack.spec.window
         self.scale, self.embedding, self.position_embedding = stack.input_scale, embedding, stack.position_embedding
-        self.positions = {block.self_attn.spec.position: block.self_attn.position for block in stack.blocks()}
+        schemes = {block.self_attn.spec.position: block.self_attn.position for block in stack.blocks()}
+        self.positions: list[Position] = list(schemes.values())
+        for layer, block in zip(self.layers, stack.blocks(), strict=True):
+            layer.turn = list(schemes).index(block.self_attn.spec.position)
         self.last_norm = lean(stack).last_norm
         self.output = Linear(output, None)
         self._ahead = torch.empty(0)
@@ -141,19 +145,19 @@ class LeanStack:
         x = F.embedding(ids, self.embedding) * self.scale
         if self.position_embedding is not None:
             x = x + self._absolute(self.position_embedding, geometry).to(x.dtype)
-        turns = {spec: (p.rotation(geometry.q_pos), p.rotation(geometry.k_pos)) for spec, p in self.positions.items()}
+        turns = [(p.rotation(geometry.q_pos), p.rotation(geometry.k_pos)) for p in self.positions]
         over = None if memory is None else self._over(memory, ids.numel())
         for i, layer in enumerate(self.layers):
             own = layer.attention
-            q_turn, k_turn = turns[own.position_spec]
+            q_turn, k_turn = turns[layer.turn]
             h = layer.self_norm(x) if layer.pre else x
             if not own.borrows:
                 cache.write(i, own.variant.entries(h, q_turn))
             y = own.attend(own.variant.queries(h, q_turn), cache.read(i), geometry.with_window(own.window), k_turn)
-            x = x + y if layer.pre else layer.self_norm(x + y)
+            entered, x = x, x + y if layer.pre else layer.self_norm(x + y)
             if memory is not None and over is not None:
                 x = self._over_memory(x, layer, memory.streams[i], over)
-            y = layer.ff(layer.ff_norm(x) if layer.pre else x)
+            y = layer.ff(layer.ff_norm(entered if layer.parallel else x) if layer.pre else x)
             x = x + y if layer.pre else layer.ff_norm(x + y)
         return self.output(self.last_norm(x[:, -1]))
 

@@ -158,6 +158,8 @@ class _Where:
 
 
 def _where(geometry: Geometry) -> _Where:
+    if geometry.window is not None and geometry.window < 1:
+        raise UserError(f"geometry.window={geometry.window}: allowed is 1 or more, or None")
     q_pos, k_pos = (
         x if x.dtype is torch.int32 and x.stride(1) == 1 else x.to(torch.int32).contiguous()
         for x in (geometry.q_pos, geometry.k_pos)
@@ -218,6 +220,8 @@ def _view_fields(
 @functools.lru_cache(maxsize=1024)
 def _bounds(groups: tuple[int, ...]) -> array[int]:
     """First query head of each shared head, and H. Kept by the cache, since requests point to it."""
+    if min(groups) < 1:
+        raise UserError(f"groups={groups}: allowed are sizes of 1 or more")
     return array("i", accumulate(groups, initial=0))
 
 
@@ -242,6 +246,9 @@ def _term_fields(term: ScoreTerm, B: int, H: int, M: int, T: int, k_pos: Tensor,
     rotation = _NO_ROTATION
     if term.rotation is not None:
         cos, sin, by_position = _turns(term.rotation, D, k_pos)
+        if 2 * cos.shape[-1] > D or (not by_position and (cos.shape[0] not in (1, B) or cos.shape[1] != T)):
+            shape = tuple(cos.shape)
+            raise UserError(f"a rotation has tables of shape {shape}, expected [{B} or 1, {T}, up to {D // 2}]")
         keep += (cos, sin)
         rotation = (_LAYOUTS[term.rotation.layout], 2 * cos.shape[-1], cos.data_ptr(), sin.data_ptr())
         if by_position:
@@ -254,6 +261,8 @@ def _term_fields(term: ScoreTerm, B: int, H: int, M: int, T: int, k_pos: Tensor,
 
 # ---- rotation on read ----------------------------------------------------------------------------
 
+MOST_TURNS = 2**17
+"""Positions up to which rotations are tabled whatever the length of the past."""
 _turns_by_position: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
 
@@ -265,18 +274,14 @@ def _turns(rotation: Rotation | _Turned, width: int, k_pos: Tensor) -> tuple[Ten
     if positions.data_ptr() != k_pos.data_ptr() and not torch.equal(positions.to(k_pos.dtype), k_pos):
         return *rotation.tables(width), False
     needed = int(k_pos.max()) + 1 if k_pos.numel() else 1
-    key = (width, rotation.base, rotation.dim, rotation.layout, rotation.proportional)
+    if needed > MOST_TURNS and needed > 4 * k_pos.shape[1]:  # a few tokens, far out
+        return *rotation.tables(width), False
+    key = (width, *rotation.options)
     known = _turns_by_position.get(key)
     if known is None or known[0].shape[0] < needed:
         if len(_turns_by_position) >= 16:
             _turns_by_position.clear()
-        everywhere = Rotation(
-            torch.arange(max(256, 2 * needed))[None],
-            base=rotation.base,
-            dim=rotation.dim,
-            layout=rotation.layout,
-            proportional=rotation.proportional,
-        )
+        everywhere = rotation.at(torch.arange(max(256, 2 * needed))[None])
         cos, sin = everywhere.tables(width)
         known = _turns_by_position[key] = cos[0].contiguous(), sin[0].contiguous()
     return *known, True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..streams import StreamCache
 from .block import Stack, Watched
 from .generation import StreamGenerationMixin, stream_cache
 from .objective import Objective
+from .saved import check_saved
 
 
 @dataclass
@@ -60,7 +62,14 @@ class QvattnModel(PreTrainedModel, StreamGenerationMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As transformers does it, but a missing, unexpected or misshapen weight raises UserError naming it."""
+        """As transformers does it, but a missing, unexpected or misshapen weight raises UserError naming it.
+
+        Weights are read from safetensors files only, and no code that lies beside them is run.
+        """
+        if Path(pretrained_model_name_or_path).is_dir():
+            config = kwargs.get("config")
+            check_saved(cls, Path(pretrained_model_name_or_path), None if isinstance(config, str) else config)
+        kwargs |= {"use_safetensors": True, "trust_remote_code": False}
         wants_info = kwargs.pop("output_loading_info", False)
         # a misshapen weight is reported with the others below, by name, instead of raising without one
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}

@@ -1,14 +1,16 @@
 """The parts that both models are made of: feed-forward, residual block, stack of blocks, initial values.
 
 A block reads: norm -> attend -> add; norm -> attend to memory -> add; norm -> feed-forward -> add (pre-norm), or the
-same with the norm after the sum (post-norm). Nothing here knows which variant attends.
+same with the norm after the sum (post-norm), or attention and feed-forward side by side (parallel residual). Nothing
+here knows which variant attends.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -22,29 +24,41 @@ from ..streams import PADDING, Stream, StreamCache, cache_elements
 from .config import _Config
 
 
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+}
+"""Activations without a gate."""
+
+
 class FeedForward(nn.Module):
-    """E -> d_ff -> E with ReLU or GELU, or SwiGLU (arXiv 2002.05202), whose gate makes it three matrices."""
+    """E -> d_ff -> E with ReLU or GELU, or SwiGLU (arXiv 2002.05202), whose gate makes it three matrices.
+
+    "gelu-tanh" is the approximation of GELU that GPT-2 was trained with (arXiv 1606.08415, section 2).
+    """
 
     def __init__(self, config: _Config) -> None:
         super().__init__()
         self.activation, self.rate = config.activation, config.dropout
-        self.up_proj = nn.Linear(config.d_model, config.d_ff)
-        self.down_proj = nn.Linear(config.d_ff, config.d_model)
+        self.up_proj = nn.Linear(config.d_model, config.d_ff, bias=config.ff_bias)
+        self.down_proj = nn.Linear(config.d_ff, config.d_model, bias=config.ff_bias)
         if config.activation == "swiglu":
-            self.gate_proj = nn.Linear(config.d_model, config.d_ff)
+            self.gate_proj = nn.Linear(config.d_model, config.d_ff, bias=config.ff_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         up = self.up_proj(x)
         if self.activation == "swiglu":
             hidden = F.silu(self.gate_proj(x)) * up
         else:
-            hidden = F.relu(up) if self.activation == "relu" else F.gelu(up)
+            hidden = PLAIN[self.activation](up)
         y: Tensor = self.down_proj(hidden)
         return y
 
 
 def norm(config: _Config) -> nn.Module:
-    return nn.LayerNorm(config.d_model) if config.norm_type == "layer" else nn.RMSNorm(config.d_model, eps=1e-6)
+    kind, default = (nn.LayerNorm, 1e-5) if config.norm_type == "layer" else (nn.RMSNorm, 1e-6)
+    return kind(config.d_model, eps=default if config.norm_eps is None else config.norm_eps)
 
 
 @dataclass
@@ -91,7 +105,7 @@ class Block(nn.Module):
 
     def __init__(self, config: _Config, spec: AttentionSpec, cross: AttentionSpec | None, borrows: bool) -> None:
         super().__init__()
-        self.pre, self.rate = config.norm == "pre", config.dropout
+        self.pre, self.rate, self.parallel = config.norm == "pre", config.dropout, config.parallel_residual
         self.self_attn = Attention(spec, borrows=borrows)
         self.self_norm = norm(config)
         if cross is not None:
@@ -121,6 +135,7 @@ class Block(nn.Module):
             lent=lent,
             weights=weights,
         )
+        entered = x
         x = self._add(x, y, self.self_norm)
         if watched is not None and a is not None:
             watched.self_weights.append(a)
@@ -129,7 +144,8 @@ class Block(nn.Module):
             x = self._add(x, y, self.cross_norm)
             if watched is not None and a is not None:
                 watched.cross_weights.append(a)
-        x = self._add(x, self.ff(self._before(x, self.ff_norm)), self.ff_norm)
+        read = entered if self.parallel else x
+        x = self._add(x, self.ff(self._before(read, self.ff_norm)), self.ff_norm)
         if watched is not None:
             watched.hidden.append(x)
         return x, streams
@@ -161,7 +177,7 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.rate, self.share_every = specs[0], config.dropout, share_every
-        self.input_scale = config.d_model**0.5
+        self.input_scale = config.d_model**0.5 if config.embedding_scale is None else config.embedding_scale
         position = specs[0].position
         self.position_embedding = POSITIONS[position.kind].embedding(config.d_model, position.options)
         self.layers = nn.ModuleList(

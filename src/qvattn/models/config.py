@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..positions import POSITIONS
 from ..spec import AttentionSpec, PositionSpec
 
-ACTIVATIONS = ("relu", "gelu", "swiglu")
+ACTIVATIONS = ("relu", "gelu", "gelu-tanh", "swiglu")
 NORMS = ("pre", "post")
 NORM_TYPES = ("layer", "rms")
 
@@ -47,7 +47,14 @@ def _by_place(attention: Any, places: tuple[str, ...]) -> dict[str, Any]:
 
 
 class _Config(PreTrainedConfig):
-    """What translation models and language models have in common."""
+    """What translation models and language models have in common.
+
+    norm: before ("pre") or after ("post") each part.  norm_type: "layer" or "rms".  norm_eps: unset, that of the type.
+    activation: of the feed-forward part; "gelu-tanh" is GPT-2's, "swiglu" is gated.  ff_bias: biases in it.
+    parallel_residual: attention and feed-forward read the same input and are added to it together (GPT-J, GPT-NeoX).
+    embedding_scale: multiplies embeddings; unset, the square root of d_model (arXiv 1706.03762, section 3.4).
+    bias: of the attention's projections.  dropout: on embeddings and on what each part adds.
+    """
 
     d_model: int = 256
     d_ff: int = 1024
@@ -59,6 +66,10 @@ class _Config(PreTrainedConfig):
     norm_type: str = "layer"
     activation: str = "relu"
     bias: bool = False
+    norm_eps: float | None = None
+    ff_bias: bool = True
+    parallel_residual: bool = False
+    embedding_scale: float | None = None
     dropout: float = 0.1
     use_cache: bool = True
 
@@ -66,6 +77,12 @@ class _Config(PreTrainedConfig):
         _one_of("norm", self.norm, NORMS)
         _one_of("norm_type", self.norm_type, NORM_TYPES)
         _one_of("activation", self.activation, ACTIVATIONS)
+        if self.norm_eps is not None and not self.norm_eps > 0:
+            raise UserError(f"norm_eps={self.norm_eps}: allowed is a small positive number, or unset")
+        if self.parallel_residual and self.norm == "post":
+            raise UserError(
+                "parallel_residual=True: there is no norm='post' between parts side by side; use norm='pre'"
+            )
         if self.share_every < 1:
             raise UserError(f"share_every={self.share_every}: 1 (every layer has streams of its own) or more")
         for field in ("d_model", "d_ff", "n_heads"):
@@ -94,7 +111,9 @@ class _Config(PreTrainedConfig):
     def _check_layers(self, place: str, specs: tuple[AttentionSpec, ...]) -> None:
         """What layers that differ must agree in: an absolute position, and streams that are shared."""
         for i, spec in enumerate(specs):
-            if spec.position != specs[0].position and any(POSITIONS[s.position.kind].absolute for s in (spec, specs[0])):
+            if spec.position != specs[0].position and any(
+                POSITIONS[s.position.kind].absolute for s in (spec, specs[0])
+            ):
                 raise UserError(
                     f"attention.{place}: layer {i} has position={spec.position.kind!r}, layer 0 "
                     f"{specs[0].position.kind!r}; an absolute position is added below all layers, so it must be one"
@@ -149,6 +168,8 @@ class TranslationConfig(_Config):
     def __post_init__(self, **kwargs: Any) -> None:
         self.attention = _by_place(self.attention, ("encoder", "decoder", "cross"))
         self._check()
+        if self.parallel_residual:
+            raise UserError("parallel_residual=True: attention to a source has no place in it; leave it unset")
         if self.share_embeddings and self.source_vocab_size != self.target_vocab_size:
             raise UserError(
                 f"share_embeddings=True: source_vocab_size={self.source_vocab_size} and target_vocab_size="
@@ -187,11 +208,17 @@ class TranslationConfig(_Config):
 
 
 class CausalLMConfig(_Config):
-    """Decoder-only Transformer language model."""
+    """Decoder-only Transformer language model.
+
+    max_position_embeddings: the longest context it was made for, where known; nothing is cut or refused by it.
+    base_model: where the weights came from, if from elsewhere: name, model_type, licence as far as known.
+    """
 
     model_type = "qvattn-causal-lm"
     vocab_size: int = 8000
     layers: int = 4
+    max_position_embeddings: int | None = None
+    base_model: dict[str, Any] | None = None
     norm_type: str = "rms"
     activation: str = "swiglu"
     position: Any = "rope"

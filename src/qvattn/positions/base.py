@@ -7,7 +7,7 @@ with delta = m - n (DESIGN 2.2). A scheme never sees tensors of tokens: only dis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -38,6 +38,8 @@ class Rotation:
     layout: "half" pairs element i with i + dim/2 (Llama); "interleaved" pairs 2i with 2i + 1 (GPT-J, DeepSeek).
     proportional: pairs and frequencies are laid out over the whole width and only the first dim/2 pairs turn
         (Gemma 4); otherwise the leading `dim` elements are laid out among themselves (GPT-NeoX).
+    frequencies: radians per token of each pair, instead of those that follow from `base` (scaled RoPE).
+    gain: multiplies what is turned (YaRN, arXiv 2309.00071).
     """
 
     def __init__(
@@ -48,9 +50,11 @@ class Rotation:
         dim: int | None = None,
         layout: Literal["half", "interleaved"] = "half",
         proportional: bool = False,
+        frequencies: Sequence[float] | None = None,
+        gain: float = 1.0,
     ) -> None:
         self.positions, self.base, self.dim, self.layout = positions, base, dim, layout
-        self.proportional = proportional
+        self.proportional, self.frequencies, self.gain = proportional, frequencies, gain
         self._tables: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def tables(self, width: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -58,13 +62,39 @@ class Rotation:
         span = self.span(width)
         if (span, dtype) not in self._tables:
             wide = wide_dtype(dtype)
-            steps = torch.arange(0, span, 2, dtype=wide, device=self.positions.device)
-            frequency = self.base ** (-steps / span)
-            if self.dim is not None:
-                frequency = frequency * (steps < self.dim)
-            angle = self.positions[..., None].to(wide) * frequency
-            self._tables[span, dtype] = (angle.cos().to(dtype), angle.sin().to(dtype))
+            angle = self.positions[..., None].to(wide) * self._frequency(span, wide)
+            cos, sin = angle.cos(), angle.sin()
+            if self.gain != 1:
+                cos, sin = cos * self.gain, sin * self.gain
+            self._tables[span, dtype] = (cos.to(dtype), sin.to(dtype))
         return self._tables[span, dtype]
+
+    def _frequency(self, span: int, wide: torch.dtype) -> Tensor:
+        """Radians per token of each pair, (span / 2,); rounded as transformers rounds them."""
+        device = self.positions.device
+        if self.frequencies is not None:
+            return torch.tensor(self.frequencies, dtype=wide, device=device)
+        steps = torch.arange(0, span, 2, dtype=wide, device=device)
+        frequency: Tensor = 1.0 / self.base ** (steps / span)
+        return frequency if self.dim is None else frequency * (steps < self.dim)
+
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """Everything but the positions."""
+        return (self.base, self.dim, self.layout, self.proportional, self.frequencies, self.gain)
+
+    def at(self, positions: Tensor) -> Rotation:
+        """The same rotation at other positions."""
+        base, dim, layout, proportional, frequencies, gain = self.options
+        return Rotation(
+            positions,
+            base=base,
+            dim=dim,
+            layout=layout,
+            proportional=proportional,
+            frequencies=frequencies,
+            gain=gain,
+        )
 
     def span(self, width: int) -> int:
         """How many leading elements of `width` are laid out in pairs."""

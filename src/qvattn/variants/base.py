@@ -75,7 +75,14 @@ class Variant(nn.Module):
         super().__init__()
         self.n_heads, self.spec = spec.n_heads, spec
         self.q_proj = self.linear(self.query_input(spec), spec.n_heads * self.query_width(spec))
-        self.o_proj = self.linear(spec.n_heads * self.output_width(spec), spec.d_model)
+        out_bias = spec.bias if spec.out_bias is None else spec.out_bias
+        self.o_proj = nn.Linear(spec.n_heads * self.output_width(spec), spec.d_model, bias=out_bias)
+        self.q_head_norm = self.head_norm(self.query_width(spec))
+
+    def head_norm(self, width: int) -> nn.Module:
+        """RMSNorm over a head of queries or keys, where `qk_norm` asks for it."""
+        epsilon = self.spec.qk_norm
+        return nn.Identity() if epsilon is None else nn.RMSNorm(width, eps=epsilon)
 
     def linear(self, wide: int, narrow: int) -> nn.Linear:
         return nn.Linear(wide, narrow, bias=self.spec.bias)
@@ -106,7 +113,7 @@ class Variant(nn.Module):
 
     def queries(self, x: Tensor, rotation: Rotation | None) -> dict[str, Tensor]:
         """x (B, M, E) -> queries by name, each (B, H, M, D), turned by `rotation` where the variant rotates."""
-        q = self.heads(self.q_proj(x), self.n_heads)
+        q = self.q_head_norm(self.heads(self.q_proj(x), self.n_heads))
         return {"q": q if rotation is None else rotation(q)}
 
     def entries(self, x: Tensor, rotation: Rotation | None) -> dict[str, Tensor]:

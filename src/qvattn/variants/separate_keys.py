@@ -25,11 +25,11 @@ class MHA(Variant):
     """One key and one value head per query head; K rotated at write."""
 
     also_called = "QKV"
-    stream_parameters: ClassVar[tuple[str, ...]] = ("k_proj", "v_proj")
+    stream_parameters: ClassVar[tuple[str, ...]] = ("k_proj", "v_proj", "k_head_norm")
 
     @classmethod
     def defaults(cls, spec: AttentionSpec) -> dict[str, Any]:
-        return {"d_key": spec.d_head, "d_value": spec.d_head}
+        return {"d_key": spec.d_head, "d_value": spec.d_head, "qk_norm": None}
 
     @classmethod
     def shared_heads(cls, spec: AttentionSpec) -> tuple[int, int]:
@@ -51,9 +51,10 @@ class MHA(Variant):
         self.k_heads, self.v_heads = self.shared_heads(spec)
         self.k_proj = self.linear(spec.d_model, self.k_heads * spec.d_key)
         self.v_proj = self.linear(spec.d_model, self.v_heads * spec.d_value)
+        self.k_head_norm = self.head_norm(spec.d_key)
 
     def entries(self, x: Tensor, rotation: Rotation | None) -> dict[str, Tensor]:
-        k = self.heads(self.k_proj(x), self.k_heads)
+        k = self.k_head_norm(self.heads(self.k_proj(x), self.k_heads))
         return {"k": rotate(k, rotation), "v": self.heads(self.v_proj(x), self.v_heads)}
 
     def expand(self, q: Mapping[str, Tensor], s: Streams, rotation: Rotation | None) -> Terms:
