@@ -1,4 +1,4 @@
-"""Layers that differ: every layer's own attention, through the model, generation, the cache, the planner and the check."""
+"""Layers that differ: every layer's own attention, in the model, in decoding, in the cache and in the planner."""
 
 from __future__ import annotations
 

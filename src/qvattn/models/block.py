@@ -23,7 +23,6 @@ from ..spec import AttentionSpec
 from ..streams import PADDING, Stream, StreamCache, cache_elements
 from .config import _Config
 
-
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -48,10 +47,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         up = self.up_proj(x)
-        if self.activation == "swiglu":
-            hidden = F.silu(self.gate_proj(x)) * up
-        else:
-            hidden = PLAIN[self.activation](up)
+        hidden = F.silu(self.gate_proj(x)) * up if self.activation == "swiglu" else PLAIN[self.activation](up)
         y: Tensor = self.down_proj(hidden)
         return y
 

@@ -37,7 +37,7 @@ def adopt(
         ours.tokenizer = tokenizer or tokenizer_of(source)
         return ours
     family(config).fields(config)  # refuses before weights are read
-    model = _adopted(load(source, dtype), tokenizer or tokenizer_of(source), dtype, copy=False)
+    model = _adopted(load(source, config, dtype), tokenizer or tokenizer_of(source), dtype, copy=False)
     model.config.base_model |= {"name": source.name, "licence": source.licence}
     return model
 

@@ -210,7 +210,6 @@ def family(config: Any) -> Family:
     """Raises UserError naming an unsupported architecture."""
     model_type = getattr(config, "model_type", None)
     if model_type not in FAMILIES:
-        raise UserError(
-            f"model_type={model_type!r}: this architecture is not supported; supported are {', '.join(sorted(FAMILIES))}"
-        )
+        known = ", ".join(sorted(FAMILIES))
+        raise UserError(f"model_type={model_type!r}: this architecture is not supported; supported are {known}")
     return FAMILIES[model_type]

