@@ -7,16 +7,17 @@ are in the vocabulary) and decodes to its NFC form, outer spaces apart. Words th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from ..errors import UserError
 from ..files import write_atomically
+from ..untrusted import parse_json
 from .spec import DataSpec
 from .synthetic.controlled import ControlledSpec, controlled_words
 
@@ -132,14 +133,44 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error})") from None
     try:
-        json.loads(text)
+        _refuse_strange_parts(parse_json(text))
         core = Tokenizer.from_str(text)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise UserError(f"{path} is not a whole tokenizer file ({error})") from None
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # tokenizers raises bare Exception, and its panics are not even that
+        raise UserError(f"{path} is not a whole tokenizer file of this package ({error})") from None
+    if sorted(core.get_vocab().values()) != list(range(core.get_vocab_size())):
+        raise UserError(f"{path}: the ids of the vocabulary are not 0 to {core.get_vocab_size() - 1}, each once")
     found = tuple(core.id_to_token(i) for i in range(len(SPECIAL_TOKENS)))
     if found != SPECIAL_TOKENS:
         raise UserError(f"{path}: ids 0 to 3 are {found}, {SPECIAL_TOKENS} are needed")
     return _wrap(core)
+
+
+PARTS = {
+    "normalizer": ("Sequence", "NFC", "Strip", "Lowercase"),
+    "pre_tokenizer": ("ByteLevel", "WhitespaceSplit"),
+    "post_processor": ("TemplateProcessing",),
+    "decoder": ("Sequence", "ByteLevel", "Strip"),
+    "model": ("BPE", "WordLevel"),
+}
+"""The parts of the tokenizers made here. Others are refused: a regular expression from a file can take for ever."""
+
+
+def _refuse_strange_parts(content: Any) -> None:
+    if not isinstance(content, dict):
+        raise ValueError("it is not a mapping")
+    if len(content.get("added_tokens") or ()) > len(SPECIAL_TOKENS):
+        raise ValueError("it adds tokens beyond the four special ones")
+    for place, allowed in PARTS.items():
+        part = content.get(place)
+        inner = part.get("normalizers", part.get("decoders", ())) if isinstance(part, dict) else ()
+        for one in (part, *inner):
+            kind = one.get("type") if isinstance(one, dict) else None
+            if one is not None and kind not in allowed:
+                raise ValueError(f"{place} of type {kind!r}: allowed are {', '.join(allowed)}")
+    if (content.get("truncation"), content.get("padding")) != (None, None):
+        raise ValueError("it truncates or pads")
 
 
 def _wrap(core: Tokenizer) -> PreTrainedTokenizerFast:

@@ -38,6 +38,7 @@ def attend_sdpa(
     keys = [per_query_head(t.keys(), H, t.groups) for t in scores]
     k = keys[0] if len(keys) == 1 else torch.cat(keys, dim=-1)
     v = per_query_head(value.values(), H, value.groups)
+    k, v = k.to(q.dtype), v.to(q.dtype)  # int8 streams come as float32, whatever the model's type
     bias = None if tables is None or tables.add is None else geometry.spread(tables.add, tables.delta_min)
     if bias is None and geometry.is_plain_causal:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)

@@ -6,15 +6,14 @@ Only reads. Must never import torch, and never trust what a file holds: a run ma
 from __future__ import annotations
 
 import csv
-import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from qvattn.errors import UserError
+from qvattn.untrusted import parse_json, parse_yaml
 
 RESULTS, HISTORY, RECIPE, ENVIRONMENT = "results.json", "history.csv", "recipe.yaml", "environment.json"
 _MARKS = (RESULTS, HISTORY, RECIPE)
@@ -125,14 +124,23 @@ def read_history(path: Path) -> list[HistoryPoint]:
     except FileNotFoundError:
         return []
     points: dict[int, HistoryPoint] = {}
-    for row in csv.DictReader(text.splitlines()):
+    for row in _rows(text):
         if None in row or None in row.values():  # more or fewer cells than the header
             continue
         numbers = {key: number for key, cell in row.items() if (number := _number(cell)) is not None}
-        if "step" in numbers:
-            step = int(numbers.pop("step"))
+        step = numbers.pop("step", math.nan)
+        if math.isfinite(step):
+            step = int(step)
             points[step] = HistoryPoint(step=step, values=numbers)
     return [points[step] for step in sorted(points)]
+
+
+def _rows(text: str) -> Iterator[dict[str, str]]:
+    """Rows up to the first that is no CSV at all."""
+    try:
+        yield from csv.DictReader(text.splitlines())
+    except csv.Error:
+        return
 
 
 def last_value(history: Iterable[HistoryPoint], name: str) -> float | None:
@@ -169,22 +177,22 @@ def _number(cell: str) -> float | None:
 def read_json(path: Path, *, strict: bool = True) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing, or broken and not `strict`."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         if not strict:
             return {}
-        raise UserError(f"{path} is not valid JSON: {error}") from error
+        raise UserError(f"{path} is not valid JSON: {error}; train this run again, or leave it out") from error
     return value if isinstance(value, dict) else {}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file; empty if the file is missing."""
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (yaml.YAMLError, ValueError) as error:
+    except (ValueError, OSError) as error:
         raise UserError(f"{path} is not valid YAML: {error}") from error
     return value if isinstance(value, dict) else {}

@@ -5,7 +5,6 @@ Reads only. Sentences are spread evenly over the data, so no random state decide
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from ...errors import UserError
 from ...models import CausalLM, QvattnModel, TranslationModel
 from ...train.checkpoint import find_checkpoint
 from ...train.recipe import Recipe, read_recipe
+from ...untrusted import parse_json
 from .subject import SHORTEST, Sample, Subject
 
 CLASSES: dict[str, type[QvattnModel]] = {m.config_class.model_type: m for m in (TranslationModel, CausalLM)}
@@ -87,7 +87,7 @@ def find_run(path: Path) -> Path | None:
 def load(folder: Path) -> QvattnModel:
     """The saved model in `folder`, whichever of ours it is, in float32."""
     try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+        kind = parse_json((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{folder} holds neither a run nor a saved model: config.json: {error}") from None
     if kind not in CLASSES:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from ...errors import UserError
+from ...untrusted import parse_yaml
 
 TABLE = Path(__file__).resolve().parent.parent / "hardware.yaml"
 UNITS = {
@@ -66,8 +66,8 @@ def quantity(text: str, what: str) -> float:
 def table(path: Path = TABLE) -> dict[str, Hardware]:
     """All entries of a table, by name. Raises UserError naming the entry and field that does not fit."""
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        entries = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(f"hardware table {path}: {error}") from None
     if not isinstance(entries, dict):
         raise UserError(f"hardware table {path}: expected a mapping from names to entries")

@@ -5,18 +5,17 @@ Reads configs only, never weights, and never runs code that comes with a model.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ...errors import UserError
 from ...models import CausalLMConfig, TranslationConfig
 from ...spec import AttentionSpec
 from ...train.checkpoint import find_checkpoint
+from ...untrusted import parse_json, parse_yaml
 from .costs import layer_parameters
 from .families import FAMILIES, read_layers
 from .layers import Layer, Shape, Weights
@@ -73,8 +72,8 @@ def _of_directory(path: Path) -> Shape:
 def _parsed(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-        fields = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        fields = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: not a readable JSON or YAML file: {error}") from None
     if not isinstance(fields, dict):
         raise UserError(f"{path}: expected a mapping, a model's config or the fields of an attention spec")
@@ -104,7 +103,7 @@ def _of_fields(fields: dict[str, Any], name: str) -> Shape:
 
 def _of_hub(name: str) -> Shape:
     try:
-        fields, _ = PreTrainedConfig.get_config_dict(name)
+        fields, _ = PreTrainedConfig.get_config_dict(name, trust_remote_code=False)
     except Exception as error:
         raise UserError(f"{name}: no such file or directory, and no model on the hub: {_first_line(error)}") from None
     return _of_fields(fields, name)
@@ -123,7 +122,10 @@ def _inline(text: str) -> dict[str, Any]:
             raise UserError(
                 f"{part!r}: give FIELD=VALUE, separated by commas, such as variant=gqa,d_model=512,n_heads=8"
             )
-        fields[key.strip()] = yaml.safe_load(value)
+        try:
+            fields[key.strip()] = parse_yaml(value)
+        except ValueError as error:
+            raise UserError(f"{part!r}: the value is not valid YAML: {error}") from None
     unknown = fields.keys() - set(AttentionSpec.model_fields) - set(EXTRA)
     if unknown:
         raise UserError(

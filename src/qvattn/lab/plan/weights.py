@@ -25,7 +25,7 @@ def count(config: Any) -> Weights:
     transformers_logging.set_verbosity_error()
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:
         raise UserError(f"{config.model_type}: no model could be built from this config: {error}") from None
     finally:
