@@ -1,0 +1,89 @@
+"""`qvattn extrapolate`: perplexity beyond the length of training. No logic of its own."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qvattn.cli.output import print_json, say
+
+
+class Which(StrEnum):
+    """Which of a run's models."""
+
+    best = "best"
+    last = "last"
+
+
+class Split(StrEnum):
+    """Which held-out text."""
+
+    valid = "valid"
+    test = "test"
+
+
+def extrapolate(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(help="Directories of comparisons, or of runs of language models.", metavar="DIR..."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("extrapolation.html"),
+    lengths: Annotated[
+        str | None,
+        typer.Option(help="Tokens in a window, with commas between. Default: 1, 2, 4, 8, 16 times those of training."),
+    ] = None,
+    scored: Annotated[int, typer.Option(min=1, help="Tokens scored at the end of every window.")] = 64,
+    windows: Annotated[int, typer.Option(min=1, help="Windows, spread evenly over the text.")] = 96,
+    split: Annotated[Split, typer.Option(help="Which held-out text.")] = Split.test,
+    baseline: Annotated[str | None, typer.Option(help="The variant that differences are taken to.")] = None,
+    checkpoint: Annotated[Which, typer.Option(help="Which model of a run.")] = Which.best,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads to use.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON on stdout.")] = False,
+) -> None:
+    """Measure what language models make of more context than they were trained on (recipe `extrapolation`).
+
+    The same tokens are scored at every length: only the context before them grows. Results of each run are kept in
+    DIR/extrapolation and read back when asked for again. Writes a page with the curves, and all numbers beside it as
+    JSON; prints two Markdown tables, perplexity and the change of loss with length.
+    """
+    import torch
+
+    from qvattn.errors import UserError
+    from qvattn.lab.extrapolation import markdown, measure_all, summary
+    from qvattn.lab.extrapolation_page import write_page
+    from qvattn.train.run import write_json
+
+    if output.is_dir() or output.suffix == ".json":
+        raise UserError(f"--output {output}: give an HTML file, such as extrapolation.html")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    chosen: dict[str, Any] = {
+        "scored": scored,
+        "windows": windows,
+        "split": split.value,
+        "checkpoint": checkpoint.value,
+    }
+    if lengths is not None:
+        chosen["lengths"] = _numbers(lengths)
+    results = measure_all(directories, chosen, say=say)
+    lines = summary(results, baseline=baseline)
+    content = {"variants": [line.as_dict() for line in lines], "runs": results}
+    write_page(lines, results, output, title="Extrapolation")
+    write_json(output.with_suffix(".json"), content)
+    say(f"page: {output}, numbers: {output.with_suffix('.json')}")
+    if as_json:
+        print_json(content)
+    else:
+        typer.echo(markdown(lines), nl=False)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    from qvattn.errors import UserError
+
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise UserError(f"--lengths {text!r}: give whole numbers with commas between, such as 128,256,512") from None
