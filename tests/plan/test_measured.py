@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from qvattn.lab.plan import Workload, shape_of, shape_of_config
 from qvattn.lab.plan.convert import candidates
-from qvattn.lab.plan.costs import layer_parameters, row_cache_bytes
+from qvattn.lab.plan.costs import bytes_per_token, decode_step, layer_parameters, row_cache_bytes, state_bytes
 from qvattn.models import CausalLM, CausalLMConfig, TranslationConfig, TranslationModel
 from qvattn.streams import StreamCache
 from qvattn.variants import VARIANTS
@@ -76,6 +76,35 @@ def test_own_language_models(variant: str, share_every: int, tmp_path: Path) -> 
     work = Workload(context=7, batch=3, cache_dtype=cache.dtype)
     assert 3 * row_cache_bytes(shape.layers, work) == cache.nbytes
     assert shape.weights.total == model.num_parameters()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_int8_counts_the_scales(variant: str) -> None:
+    """One float32 scale per token and shared head of every stream, as `StreamCache` stores them."""
+    config = CausalLMConfig(vocab_size=32, layers=4, attention=variant, share_every=2, **WIDTHS)
+    layers = shape_of_config(config).layers
+    cache = StreamCache(CausalLM(config).decoder_stack.cache_layers, batch_size=3, dtype=torch.int8)
+    cache.advance(torch.arange(7).expand(3, 7))
+    work = Workload(context=7, batch=3, cache_dtype=torch.int8)
+    assert 3 * row_cache_bytes(layers, work) == cache.nbytes
+    assert bytes_per_token(layers, torch.int8) == cache.nbytes / (3 * 7)
+    heads = sum(stream.heads for layer in layers for stream in layer.stored)
+    assert bytes_per_token(layers, torch.int8) == bytes_per_token(layers, torch.float32) / 4 + 4 * heads
+
+
+def test_int8_steps_read_and_write_the_scales() -> None:
+    config = CausalLMConfig(vocab_size=32, layers=1, attention="mha", **WIDTHS)
+    shape = shape_of_config(config)
+    step = decode_step(shape.layers, shape.weights, Workload(context=10, batch=2, cache_dtype=torch.int8))
+    token = 2 * 4 * (12 + 4)  # keys and values of 4 heads: 12 bytes of entries and a scale
+    assert step.cache_bytes_written == 2 * token
+    assert step.cache_bytes_read == 2 * 10 * token
+
+
+def test_int8_leaves_constant_states_in_sixteen_bit() -> None:
+    layers = shape_of_config(config_of("lfm2")).layers
+    states = [sum(state_bytes(layer, dtype) for layer in layers) for dtype in (torch.int8, torch.bfloat16)]
+    assert states[0] == states[1] > 0
 
 
 def test_a_window_of_ours_cuts_nothing() -> None:

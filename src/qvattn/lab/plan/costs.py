@@ -21,6 +21,8 @@ from .layers import Layer, Weights
 
 STATE_FLOPS = 6
 """Per element of a recurrent state and token: decay or correct, add the new outer product, read with the query."""
+STATE_LEAST = 2
+"""Bytes of an element of a constant state, at least."""
 FAR = 1 << 40
 """Tokens from which a context counts as unlimited."""
 
@@ -49,18 +51,19 @@ class Workload:
 
 def bytes_per_token(layers: Sequence[Layer], dtype: torch.dtype) -> int:
     """Bytes that one more token costs in one row, as long as no window is full."""
-    return sum(layer.stored_elements for layer in layers if not layer.over_source) * dtype.itemsize
+    return sum(layer.stored_bytes(dtype) for layer in layers if not layer.over_source)
 
 
 def layer_cache_bytes(layer: Layer, work: Workload, context: int | None = None) -> int:
     """Bytes that one row stores in `layer`."""
-    tokens = layer.kept(work.tokens(layer, context)) * layer.stored_elements * work.cache_dtype.itemsize
+    tokens = layer.kept(work.tokens(layer, context)) * layer.stored_bytes(work.cache_dtype)
     return tokens + state_bytes(layer, work.cache_dtype)
 
 
 def state_bytes(layer: Layer, dtype: torch.dtype) -> int:
-    """Constant bytes of one row in `layer`."""
-    return sum(s.elements * (s.itemsize or dtype.itemsize) for s in layer.states)
+    """Constant bytes of one row in `layer`; int8 is for entries per token, so states then stay in 16 bit."""
+    size = max(dtype.itemsize, STATE_LEAST)
+    return sum(s.elements * (s.itemsize or size) for s in layer.states)
 
 
 def row_cache_bytes(layers: Sequence[Layer], work: Workload, context: int | None = None) -> int:
@@ -155,14 +158,13 @@ def decode_step(layers: Sequence[Layer], weights: Weights, work: Workload) -> St
     """What one step costs. `weights` are those of a model with exactly these layers."""
     attention = attention_parameters = unread = read = written = state_flops = 0
     for layer in layers:
-        size = work.cache_dtype.itemsize
         if layer.spec is not None:
             tokens = work.tokens(layer)
             makes_none = layer.borrows or layer.over_source  # cross-attention streams are made once per source
             attention += attention_flops(layer.spec, tokens, makes_none)
             attention_parameters += layer_parameters(layer.spec, layer.borrows)
-            read += layer.spec.tokens_read(tokens) * layer.read_elements * size
-            written += 0 if layer.over_source else layer.stored_elements * size
+            read += layer.spec.tokens_read(tokens) * layer.read_bytes(work.cache_dtype)
+            written += 0 if layer.over_source else layer.stored_bytes(work.cache_dtype)
             unread += _stream_parameters(layer.spec) if layer.over_source else 0
         read += state_bytes(layer, work.cache_dtype)
         written += state_bytes(layer, work.cache_dtype)

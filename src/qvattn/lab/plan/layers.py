@@ -5,12 +5,23 @@ Nothing here knows a model family or a variant by name; costs are computed from 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
+
+import torch
 
 from ...errors import UserError
 from ...spec import AttentionSpec
 from ...streams import Stream, cache_elements
+
+SCALE_BYTES = torch.float32.itemsize
+"""An int8 cache keeps one float32 scale per token and shared head of every stream (`StreamCache`)."""
+
+
+def scale_bytes(streams: Sequence[Stream], dtype: torch.dtype) -> int:
+    """Bytes per token of the scales that a cache of this dtype keeps beside the entries."""
+    return SCALE_BYTES * sum(stream.heads for stream in streams) if dtype is torch.int8 else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +70,15 @@ class Layer:
     def stored_elements(self) -> int:
         """Elements stored per token that is kept."""
         return cache_elements(self.stored)
+
+    def stored_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes stored per token that is kept, scales of int8 included."""
+        return self.stored_elements * dtype.itemsize + scale_bytes(self.stored, dtype)
+
+    def read_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes read per visible token, scales of int8 included."""
+        lent = self.spec.streams if self.borrows and self.spec is not None else self.stored
+        return self.read_elements * dtype.itemsize + scale_bytes(lent, dtype)
 
     @property
     def read_elements(self) -> int:

@@ -178,7 +178,7 @@ def kind_rows(layers: Sequence[Layer], work: Workload) -> tuple[KindRow, ...]:
             layers=count,
             streams=tuple(str(s) for s in layer.stored),
             elements=layer.stored_elements,
-            bytes_per_token=count * layer.stored_elements * work.cache_dtype.itemsize,
+            bytes_per_token=count * layer.stored_bytes(work.cache_dtype),
             tokens_kept=layer.kept(work.tokens(layer)) if layer.stored else 0,
             cache_bytes=count * layer_cache_bytes(layer, work),
             state_bytes=count * state_bytes(layer, work.cache_dtype),
