@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,15 +23,20 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
+from ..attention import Attention
 from ..data import BatchPlan, ParallelDataset, Tokenizers, load_corpus
 from ..data.corpus import evenly
 from ..data.synthetic.controlled import CLASSES, NO_HEAD, ControlledSpec, Sentence, Token, controlled_sentences
 from ..errors import UserError
+from ..kernels.terms import per_query_head
 from ..models import TranslationModel
+from ..spec import AttentionSpec
 from ..train.checkpoint import find_checkpoint
 from ..train.recipe import Recipe, read_recipe
 from .check.loading import find_run, load
+from .check.spying import Seen, spying
 from .statistics import Estimate, estimate
 
 Place = Literal["encoder", "decoder", "cross"]
@@ -135,6 +141,28 @@ def measure(path: Path, *, sentences: int = 500, checkpoint: Literal["best", "la
     sentences: at most so many validation sentences, evenly spaced.
     Raises UserError if the run did not translate the controlled language.
     """
+    model, recipe, tokenizers = open_run(path, checkpoint)
+    tallies = {place: PlaceTally() for place in PLACES}
+    used = 0
+    for sentence, views in watched(model, recipe, tokenizers, sentences):
+        used += 1
+        for place in PLACES:
+            for question in questions(sentence, place):
+                visible = len(question.column_class)
+                tallies[place].add(question, views[place].weights[:, :, question.row, :visible])
+    return {
+        **identity(path, model, recipe),
+        "sentences": used,
+        "classes": list(CLASSES),
+        "places": {place: _place(tally) for place, tally in tallies.items()},
+    }
+
+
+def open_run(path: Path, checkpoint: Literal["best", "last"] = "best") -> tuple[TranslationModel, Recipe, Tokenizers]:
+    """The model of a run on the controlled language, its recipe and its tokenizers.
+
+    Raises UserError if `path` is no run, or its data is another.
+    """
     run = find_run(path)
     if run is None:
         raise UserError(f"{path} is not a run directory: it needs recipe.yaml and checkpoints")
@@ -146,48 +174,104 @@ def measure(path: Path, *, sentences: int = 500, checkpoint: Literal["best", "la
         )
     model = load(find_checkpoint(run, checkpoint) if run == path else path)
     assert isinstance(model, TranslationModel)
-    tallies = {place: PlaceTally() for place in PLACES}
-    used = 0
-    for sentence, weights in watched(model, recipe, Tokenizers.load(run), sentences):
-        used += 1
-        for place in PLACES:
-            for question in questions(sentence, place):
-                visible = len(question.column_class)
-                tallies[place].add(question, weights[place][:, :, question.row, :visible])
+    return model, recipe, Tokenizers.load(run)
+
+
+def identity(path: Path, model: TranslationModel, recipe: Recipe) -> dict[str, Any]:
+    """What tells one measured run from another, in JSON's types."""
     return {
-        "run": str(path),
+        "run": path.name,
         "name": recipe.name,
         "seed": recipe.train.seed,
         "variant": model.attention_spec.model_dump(mode="json", exclude_none=True),
-        "sentences": used,
-        "classes": list(CLASSES),
-        "places": {place: _place(tally) for place, tally in tallies.items()},
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One place of one sentence, padding cut off; D is the width of a query before anything is folded into it.
+
+    weights: (L, H, M, T) after the softmax.  queries: (L, H, M, D).  keys: (L, H, T, D), as each query head meets them.
+    scale: multiplies their product.  keys_are_values: whether what a query meets is the very stream that is summed.
+    """
+
+    weights: Floats
+    queries: Floats
+    keys: Floats
+    scale: float
+    keys_are_values: bool
 
 
 def watched(
     model: TranslationModel, recipe: Recipe, tokenizers: Tokenizers, limit: int
-) -> Iterator[tuple[Sentence, dict[Place, Floats]]]:
-    """Validation sentences with the attention weights `(L, H, M, T)` of each place, padding cut off."""
+) -> Iterator[tuple[Sentence, dict[Place, View]]]:
+    """Validation sentences with what attention saw and did in each place."""
     spec = recipe.data.controlled or ControlledSpec()
     known = {sentence.pair: sentence for sentence in controlled_sentences(spec, "valid")}
     pairs = evenly(load_corpus(recipe.data).valid, limit)
     data = ParallelDataset.encode(pairs, tokenizers, recipe.data.max_length, "validation split")
     model.eval()
     for indices in BatchPlan(data.lengths, max_tokens=max(BATCH_TOKENS, int(data.lengths.max())), seed=0).epoch(0):
-        with torch.inference_mode():
-            out = model(**data.collate(indices), output_attentions=True)
-        layers = {
-            "encoder": out.encoder_attentions,
-            "decoder": out.decoder_attentions,
-            "cross": out.cross_attentions,
-        }
-        stacked = {place: torch.stack(list(one)).double().numpy() for place, one in layers.items()}
+        batch = _batch_views(model, data.collate(indices))
         for row, index in enumerate(indices):
             source, target = (int(n) for n in data.lengths[index])
             ends = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
-            cut: dict[Place, Floats] = {p: stacked[p][:, row, :, : ends[p][0], : ends[p][1]] for p in PLACES}
-            yield known[pairs[data.kept[index]]], cut
+            yield known[pairs[data.kept[index]]], {p: _cut(batch[p], row, *ends[p]) for p in PLACES}
+
+
+def _batch_views(model: TranslationModel, batch: dict[str, Tensor]) -> dict[Place, View]:
+    """The three places of a batch, each array with the batch as a leading dimension."""
+    with torch.inference_mode(), _keys_materialised(model), ExitStack() as spies:
+        seen = {stack: spies.enter_context(spying(stack)) for stack in (model.encoder, model.decoder)}
+        out = model(**batch, output_attentions=True)
+    decoder = seen[model.decoder]
+    return {
+        "encoder": _view(out.encoder_attentions, seen[model.encoder], model.config.encoder_spec),
+        "decoder": _view(out.decoder_attentions, [s for s in decoder if not s.cross], model.config.decoder_spec),
+        "cross": _view(out.cross_attentions, [s for s in decoder if s.cross], model.config.cross_spec),
+    }
+
+
+@contextmanager
+def _keys_materialised(model: TranslationModel) -> Iterator[None]:
+    """Every attention by its `expand` route: keys and queries as the variant defines them, nothing folded."""
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    before = [layer.route for layer in layers]
+    for layer in layers:
+        layer.route = "expand"
+    try:
+        yield
+    finally:
+        for layer, route in zip(layers, before, strict=True):
+            layer.route = route
+
+
+def _view(weights: Sequence[Tensor], seen: Sequence[Seen], spec: AttentionSpec) -> View:
+    terms = [one.terms[-1] for one in seen]
+    queries = [torch.cat([term.q for term in one.scores], dim=-1) for one in terms]
+    keys = [
+        torch.cat([per_query_head(term.keys(), term.q.shape[1], term.groups) for term in one.scores], dim=-1)
+        for one in terms
+    ]
+    if len({(one.shape[1], one.shape[-1]) for one in queries}) > 1:
+        raise UserError("the model's layers differ in how many heads they have or how wide, so they fill no one table")
+    return View(
+        weights=torch.stack(list(weights), dim=1).double().numpy(),
+        queries=torch.stack(queries, dim=1).double().numpy(),
+        keys=torch.stack(keys, dim=1).double().numpy(),
+        scale=spec.variant_class(spec).scale,
+        keys_are_values=all(term.stream is one.value.stream for one in terms for term in one.scores),
+    )
+
+
+def _cut(batch: View, row: int, queries: int, columns: int) -> View:
+    return View(
+        weights=batch.weights[row, :, :, :queries, :columns],
+        queries=batch.queries[row, :, :, :queries],
+        keys=batch.keys[row, :, :, :columns],
+        scale=batch.scale,
+        keys_are_values=batch.keys_are_values,
+    )
 
 
 def questions(sentence: Sentence, place: Place) -> Iterator[Question]:

@@ -1,18 +1,13 @@
-"""The page of `qvattn affinity`: a summary, and per run a heat map for every head. Self-contained, works offline.
-
-Everything that comes from data is escaped here or set as text by the script.
-"""
+"""What `qvattn affinity` shows: a summary, and per run a heat map for every head."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from . import page
 from .affinity import Line, summary
-from .report import _POLICY, _asset, _script_json
-from .statistics import Estimate
 
 _TITLES = (
     "variant",
@@ -47,61 +42,34 @@ def write_page(runs: Sequence[dict[str, Any]], path: Path, *, title: str) -> Non
 
 def build_page(runs: Sequence[dict[str, Any]], *, title: str) -> str:
     """The whole page as HTML text."""
-    from plotly.offline import get_plotlyjs
+    lead = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {runs[0]['sentences']:,} validation sentences each"
+    return page.build(title, lead, [section(runs)])
 
-    head = "".join(f"<th scope=col><button type=button>{text}</button></th>" for text in _TITLES)
-    body = "".join(_row(line) for line in summary(runs))
-    notes = "".join(f"<li>{escape(note)}</li>" for note in _NOTES)
-    options = "".join(
-        f'<option value="{i}">{escape(run["name"])}, seed {run["seed"]}</option>' for i, run in enumerate(runs)
-    )
-    places = "".join(
-        f'<button type=button data-place="{place}" aria-pressed="{str(i == 0).lower()}">{place}</button>'
-        for i, place in enumerate(runs[0]["places"])
-    )
-    sentences = ", ".join(f"{run['sentences']:,}" for run in runs[:1])
-    return "\n".join(
+
+def section(runs: Sequence[dict[str, Any]]) -> page.Section:
+    """The part of a page that shows these results."""
+    options = [f"{run['name']}, seed {run['seed']}" for run in runs]
+    html = "".join(
         [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(title)}</title>",
-            f"<style>{_asset('report.css')}{_asset('affinity.css')}</style></head><body><main>",
-            f"<header><p class=brand>qvattn</p><h1>{escape(title)}</h1>"
-            f"<p class=lead>{len(runs)} run{'s' if len(runs) > 1 else ''}, {sentences} validation sentences each</p>"
-            "</header>",
-            '<div class=scroll tabindex=0 role=region aria-label="Summary"><table class="summary sortable">',
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>",
-            f"<ul class=notes>{notes}</ul>",
+            "<h2>Where heads look</h2>",
+            page.table("Affinity, summary", _TITLES, (_row(line) for line in summary(runs))),
+            page.notes(_NOTES),
             "<h2>Attention between word classes</h2>",
-            f"<div class=controls><label>Run <select id=run>{options}</select></label>"
-            f"<div class=switch role=group aria-label=place>{places}</div></div>",
+            f"<div class=controls>{page.select('run', 'Run', options)}",
+            f"{page.switch('place', 'place', list(runs[0]['places']))}</div>",
             "<p class=lead>Rows: the querying word. Columns: the words attended to. A row adds up to 100 %.</p>",
-            "<div id=heads></div></main>",
-            f"<script>{get_plotlyjs()}</script>",
-            f'<script type="application/json" id="data">{_script_json(list(runs))}</script>',
-            f"<script>{_asset('affinity.js')}</script>",
-            "</body></html>\n",
+            "<div class=heads></div>",
         ]
     )
+    return page.Section(kind="affinity", html=html, data=list(runs))
 
 
-def _row(line: Line) -> str:
-    cells: list[tuple[str, float | str]] = [
-        (line.place, line.place),
-        (line.relation, line.relation),
-        *(_cell(value) for value in (line.best_accuracy, line.best_mass, line.mean_mass)),
-        (f"{100 * line.chance:.1f}", line.chance),
-        _cell(line.fit_effect, signed=True),
+def _row(line: Line) -> list[page.Cell]:
+    return [
+        page.words(line.name),
+        page.words(line.place),
+        page.words(line.relation),
+        *(page.number(value, digits=1, scale=100) for value in (line.best_accuracy, line.best_mass, line.mean_mass)),
+        page.number(line.chance, digits=1, scale=100),
+        page.number(line.fit_effect, digits=1, scale=100, signed=True),
     ]
-    texts = "".join(f'<td data-key="{escape(str(key))}">{text}</td>' for text, key in cells)
-    return f'<tr><th scope=row data-key="{escape(line.name)}">{escape(line.name)}</th>{texts}</tr>'
-
-
-def _cell(value: Estimate | None, *, signed: bool = False) -> tuple[str, float | str]:
-    if value is None:
-        return "–", ""
-    bar = "" if value.half_width is None else f" <small>± {100 * value.half_width:.1f}</small>"
-    return f"{100 * value.mean:{'+' if signed else ''}.1f}{bar}", value.mean
