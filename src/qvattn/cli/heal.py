@@ -20,7 +20,10 @@ def heal(
     valid: Annotated[
         str | None, typer.Option(help="Text of the perplexity curve. Default: the end of every training text.")
     ] = None,
-    test: Annotated[str | None, typer.Option(help="Text scored before and after, and never in between.")] = None,
+    test: Annotated[
+        list[str] | None,
+        typer.Option(help="Text scored before and after, never in between. May be given several times."),
+    ] = None,
     what: Annotated[str, typer.Option(help="Weights that learn: all, attention, or new (which the teacher lacks).")] = (
         "all"
     ),
@@ -67,9 +70,10 @@ def heal(
     """
     import torch
 
-    from ..hf.heal import HealSpec
+    from ..hf.heal import HealSpec, keep_freed_memory
     from ..hf.heal import heal as run
 
+    keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)
     spec = HealSpec(
@@ -77,7 +81,7 @@ def heal(
         teacher=teacher,
         text=tuple(text),
         valid=valid,
-        test=test,
+        test=tuple(test or ()),
         what=what,
         lora=lora,
         steps=steps,

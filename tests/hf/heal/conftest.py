@@ -97,7 +97,7 @@ def recipe(toy: Toy) -> MakeSpec:
             "converted": str(toy.converted),
             "teacher": str(toy.teacher),
             "text": (str(toy.text),),
-            "test": str(toy.test),
+            "test": (str(toy.test),),
             "steps": 6,
             "validations": 3,
             "tokens": 512,

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 import qvattn.hf.heal.run as run_module
+from qvattn.cli import main
 from qvattn.errors import UserError
 from qvattn.hf.heal import heal
 from qvattn.hf.heal.choose import Learner, choose_weights
@@ -51,7 +52,7 @@ def test_divergence_falls_and_held_out_perplexity_improves(healed: tuple[Path, d
     assert float(rows[-1]["valid_kl"]) < float(rows[0]["valid_kl"]) / 2
     assert float(rows[-1]["valid_hidden"]) < float(rows[0]["valid_hidden"])
     assert float(rows[-1]["train_kl"]) < float(rows[1]["train_kl"])
-    test = result["test"]
+    test = result["test"][0]
     assert test["after"] < test["before"] and test["after_against_before"]["high"] < 0
     assert test["kl"]["after"]["mean"] < test["kl"]["before"]["mean"] / 2
 
@@ -80,12 +81,12 @@ def test_the_scores_are_those_of_the_saved_models(healed: tuple[Path, dict[str, 
         with torch.inference_mode():
             logits = model(ids).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-        assert math.exp(loss) == pytest.approx(result["test"][key], rel=1e-5)
+        assert math.exp(loss) == pytest.approx(result["test"][0][key], rel=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora": 2, "what": "attention"}, {"what": "new"}])
 def test_a_resumed_run_equals_an_uninterrupted_one(recipe: MakeSpec, tmp_path: Path, changes: dict[str, Any]) -> None:
-    spec = recipe(test=None, **changes)
+    spec = recipe(test=(), **changes)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     heal(spec, whole)
     assert heal(spec, parts, stop_at=3)["status"] == "interrupted"
@@ -136,7 +137,7 @@ def test_what_learns(toy: Toy) -> None:
 
 
 def test_only_the_chosen_weights_change(recipe: MakeSpec, toy: Toy, tmp_path: Path) -> None:
-    heal(recipe(what="new", test=None), tmp_path / "out")
+    heal(recipe(what="new", test=()), tmp_path / "out")
     before, after = load_file(toy.converted / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     student, _ = load_student(str(toy.converted))
@@ -158,22 +159,28 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_state(
         return output
 
     monkeypatch.setattr(DistilledPair, "forward", poisoned)
-    spec, out = recipe(test=None), tmp_path / "out"
+    spec, out = recipe(test=()), tmp_path / "out"
     with pytest.raises(TrainingError, match=r"step 5: the loss is nan.*learning rate"):
         heal(spec, out)
     assert (out / "checkpoints" / "last").resolve().name == "step-0000004"
     assert not (out / "model.safetensors").exists()
     monkeypatch.undo()
     assert heal(spec, out)["status"] == "complete"
+    heal(spec, tmp_path / "whole")
+    assert history(out) == history(
+        tmp_path / "whole"
+    )  # nothing of the failed step, or of one killed in the middle, stays
+    ours, theirs = (load_file(path / "model.safetensors") for path in (out, tmp_path / "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_a_changed_recipe_or_text_is_refused(recipe: MakeSpec, toy: Toy, tmp_path: Path) -> None:
     text = tmp_path / "own.txt"
     text.write_text(toy.text.read_text(), encoding="utf-8")
-    spec, out = recipe(test=None, text=(str(text),)), tmp_path / "out"
+    spec, out = recipe(test=(), text=(str(text),)), tmp_path / "out"
     heal(spec, out, stop_at=2)
     with pytest.raises(UserError, match=r"the recipe changed \(learning_rate: 0.003 -> 0.001\)"):
-        heal(recipe(test=None, text=(str(text),), learning_rate=1e-3), out)
+        heal(recipe(test=(), text=(str(text),), learning_rate=1e-3), out)
     text.write_text(toy.text.read_text().replace("dog", "cat"), encoding="utf-8")
     with pytest.raises(UserError, match="not what it was: text"):
         heal(spec, out)
@@ -182,7 +189,7 @@ def test_a_changed_recipe_or_text_is_refused(recipe: MakeSpec, toy: Toy, tmp_pat
 
 def test_minutes_become_steps_once(recipe: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "_time_a_step", lambda run: (1.5, 0.5))
-    spec, out = recipe(test=None, steps=None, minutes=0.2), tmp_path / "out"
+    spec, out = recipe(test=(), steps=None, minutes=0.2), tmp_path / "out"
     assert heal(spec, out, stop_at=1)["planned_steps"] == 6  # (12 - 4 * 0.5) / 1.5
     monkeypatch.setattr(run_module, "_time_a_step", lambda run: (9.0, 0.5))
     assert heal(spec, out)["steps"] == 6
@@ -191,7 +198,7 @@ def test_minutes_become_steps_once(recipe: MakeSpec, tmp_path: Path, monkeypatch
 def test_bf16_and_several_texts(recipe: MakeSpec, toy: Toy, tmp_path: Path) -> None:
     spec = recipe(dtype="bf16", text=(str(toy.text), str(toy.test)), valid=str(toy.test), steps=8, layers=(1,))
     result = heal(spec, tmp_path / "out")
-    assert result["test"]["kl"]["after"]["mean"] < result["test"]["kl"]["before"]["mean"]
+    assert result["test"][0]["kl"]["after"]["mean"] < result["test"][0]["kl"]["before"]["mean"]
     assert load_file(tmp_path / "out" / "model.safetensors")["embedding.weight"].dtype == torch.float32
 
 
@@ -200,7 +207,7 @@ def test_the_stored_precision_is_kept(recipe: MakeSpec, toy: Toy, tmp_path: Path
     model = CausalLM.from_pretrained(toy.converted, dtype=torch.bfloat16)
     model.save_pretrained(narrow)
     AutoTokenizer.from_pretrained(toy.converted).save_pretrained(narrow)
-    heal(recipe(converted=str(narrow), test=None), tmp_path / "out")
+    heal(recipe(converted=str(narrow), test=()), tmp_path / "out")
     assert load_file(tmp_path / "out" / "model.safetensors")["embedding.weight"].dtype == torch.bfloat16
 
 
@@ -216,7 +223,7 @@ def test_text_that_cannot_be_used(recipe: MakeSpec, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"text: .*bad.txt holds \d+ tokens; at least 64 are needed"):
         heal(recipe(text=(str(bad),)), tmp_path / "b")
     with pytest.raises(UserError, match=r"test: .* does not exist"):
-        heal(recipe(test=str(tmp_path / "none.txt")), tmp_path / "c")
+        heal(recipe(test=(str(tmp_path / "none.txt"),)), tmp_path / "c")
 
 
 def test_models_that_do_not_fit(recipe: MakeSpec, toy: Toy, tmp_path: Path) -> None:
@@ -255,3 +262,15 @@ def test_folders_that_are_no_healing_run(recipe: MakeSpec, toy: Toy, tmp_path: P
 def test_specs_fail_early(recipe: MakeSpec, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         recipe(**changes)
+
+
+def test_the_command(toy: Toy, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["--teacher", str(toy.teacher), "--out", str(tmp_path / "out"), "--text", str(toy.text)]
+    small = ["--steps", "2", "--tokens", "256", "--context", "32", "--valid-tokens", "64", "--layers", "0,1"]
+    assert main(["heal", str(toy.converted), *options, *small, "--json"]) == 0
+    result = json.loads(capfd.readouterr().out)
+    assert result["status"] == "complete" and result["steps"] == 2 and "test_windows" not in result
+    assert main(["heal", str(toy.converted), *options, *small, "--what", "new"]) == 2
+    assert "the recipe changed (what: all -> new)" in capfd.readouterr().err
+    assert main(["heal", str(toy.converted), *options, "--layers", "some"]) == 2
+    assert "layers" in capfd.readouterr().err

@@ -15,7 +15,7 @@ def card_section(result: dict[str, Any]) -> str:
         f"({result['machine']['threads']} thread(s), {result['machine']['precision']}).",
         "",
     ]
-    if test := result.get("test"):
+    for test in result["test"]:
         lines += [
             f"Perplexity on {test['text']} ({test['windows']} windows, {test['tokens']:,} tokens), with 95 % intervals "
             "of the paired difference over windows:",
@@ -26,13 +26,12 @@ def card_section(result: dict[str, Any]) -> str:
             f"| converted | {test['before']:.3f} | {percent(test['before_against_teacher'])} | {kl(test, 'before')} |",
             f"| healed | {test['after']:.3f} | {percent(test['after_against_teacher'])} | {kl(test, 'after')} |",
             "",
-            "These numbers are of one text; healing on text like it favours it.",
         ]
-    else:
-        valid = result["valid"]
-        lines.append(
-            f"Perplexity of held-out text: {valid['before']:.3f} before, {valid['best']:.3f} at the best step."
-        )
+    valid = result["valid"]
+    lines += [
+        f"Perplexity of the curve's held-out text: {valid['before']:.3f} before, {valid['best']:.3f} at the best step.",
+        "Healing on one kind of text favours that kind: measure on your own.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -56,7 +56,7 @@ class _Run:
     stored: torch.dtype
     data: TextDataset
     valid: list[dict[str, torch.Tensor]]
-    test: Windows | None
+    tests: dict[str, Windows]
     facts: dict[str, str]
 
 
@@ -173,11 +173,9 @@ def _prepare(spec: HealSpec, out: Path) -> _Run:
     data, held_out = training_windows(
         spec.text, spec.valid, words, context=spec.context, valid_tokens=spec.valid_tokens
     )
-    test = None
-    if spec.test is not None:
-        test = cut(read_ids(spec.test, "test", words), spec.context, spec.test, "test")
-        test = test[: -(-spec.test_tokens // spec.context)]
-    _check_ids(student.config.vocab_size, data.blocks, held_out, *([] if test is None else [test]))
+    wanted = -(-spec.test_tokens // spec.context)
+    tests = {path: cut(read_ids(path, "test", words), spec.context, path, "test")[:wanted] for path in spec.test}
+    _check_ids(student.config.vocab_size, data.blocks, held_out, *tests.values())
     teacher = load_teacher(spec.teacher)
     facts = {
         "converted": digest_of(student),
@@ -204,7 +202,7 @@ def _prepare(spec: HealSpec, out: Path) -> _Run:
         stored=stored,
         data=data,
         valid=as_batches(held_out, rows),
-        test=test,
+        tests=tests,
         facts=facts,
     )
 
@@ -218,21 +216,19 @@ def _check_ids(vocab_size: int, *texts: Windows) -> None:
         )
 
 
-def _scores_before(run: _Run) -> WindowScores | None:
-    """Test scores of the converted model; kept, so that a continued run need not repeat them."""
-    if run.test is None:
-        return None
+def _scores_before(run: _Run) -> dict[str, WindowScores]:
+    """Test scores of the converted model, by text; kept, so that a continued run need not repeat them."""
     path = run.out / BEFORE
-    key = {**run.facts, "test": fingerprint(run.test)}
+    key = {**run.facts, **{text: fingerprint(windows) for text, windows in run.tests.items()}}
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["of"] == key:
-            return WindowScores(**kept["scores"])
+            return {text: WindowScores(**scores) for text, scores in kept["scores"].items()}
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    scores = score_windows(run.pair, run.test)
-    write_json(path, {"of": key, "scores": scores.as_dict()})
-    return scores
+    found = {text: score_windows(run.pair, windows) for text, windows in run.tests.items()}
+    write_json(path, {"of": key, "scores": {text: scores.as_dict() for text, scores in found.items()}})
+    return found
 
 
 def _checkpoint(run: _Run) -> Checkpoint | None:
@@ -331,20 +327,19 @@ def _first_row(trainer: Trainer, run: _Run) -> None:
         history.append(row | run.pair.read("valid"))
 
 
-def _finish(run: _Run, before: WindowScores | None, result: dict[str, Any]) -> dict[str, Any]:
+def _finish(run: _Run, before: dict[str, WindowScores], result: dict[str, Any]) -> dict[str, Any]:
     """The chosen step's weights, merged, scored and saved; the curve and the card."""
     run.learner.load(find_checkpoint(run.out, run.spec.keep))
     healed = run.learner.merge()
     if run.stored != torch.float32:  # what is scored is what is stored
         healed.to(run.stored).float()
-    after = score_windows(run.pair, run.test) if run.test is not None else None
+    after = {text: score_windows(run.pair, windows) for text, windows in run.tests.items()}
     more: dict[str, Any] = {
         "kept": run.spec.keep,
         "valid": _curve_ends(read_history(run.out / HISTORY), result["best"]),
     }
-    if before is not None and after is not None:
-        more["test"] = {"text": name_of(run.spec.test or ""), **summary(before, after)}
-        more["test_windows"] = {"before": before.as_dict(), "after": after.as_dict()}
+    more["test"] = [{"text": name_of(text), **summary(before[text], after[text])} for text in run.tests]
+    more["test_windows"] = [{"before": before[t].as_dict(), "after": after[t].as_dict()} for t in run.tests]
     write_curve(run.out / HISTORY, run.out / "healing.html", title=f"Healing {name_of(run.spec.converted)}")
     save_healed(healed, run.spec.converted, run.out, run.stored, card_section(result | more))
     for checkpoint in (run.out / "checkpoints").glob("step-*/optimizer.pt"):

@@ -27,7 +27,7 @@ class HealSpec(BaseModel):
     tokens: of one step; micro_tokens: worked on at a time; context: tokens of a window.
     layers: whose hidden states are matched, `all`, `none` or a list counted from 0.
     valid: text of the perplexity curve, which chooses the best step; None: the end of every training text.
-    test: text scored before and after, and never looked at in between; test_tokens of it, from its beginning.
+    test: texts scored before and after, and never looked at in between; test_tokens of each, from its beginning.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -36,7 +36,7 @@ class HealSpec(BaseModel):
     teacher: str
     text: tuple[str, ...] = Field(min_length=1)
     valid: str | None = None
-    test: str | None = None
+    test: tuple[str, ...] = ()
     what: Literal["all", "attention", "new"] = "all"
     lora: int | None = Field(default=None, ge=1)
     steps: int | None = Field(default=None, ge=1)
