@@ -204,6 +204,15 @@ def test_flops_by_hand() -> None:
 
 
 def test_position_spec_by_itself() -> None:
-    assert PositionSpec(kind="rope").options == {"base": 10_000.0, "dim": None, "layout": "half", "proportional": False}
+    assert PositionSpec(kind="rope").options == {
+        "base": 10_000.0,
+        "dim": None,
+        "layout": "half",
+        "proportional": False,
+        "frequencies": None,
+        "gain": 1.0,
+    }
+    with pytest.raises(UserError, match=r"position.frequencies: 3 of them for a rotated width of 4"):
+        AttentionSpec(d_model=16, n_heads=4, position={"kind": "rope", "frequencies": (1.0, 0.5, 0.25)})
     assert AttentionSpec(d_model=16, n_heads=4, position={"kind": "t5", "buckets": 8}).position.buckets == 8
     assert str(PositionSpec(kind="agf+pcm-v")) == "agf+pcm-v"

@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..spec import AttentionSpec
 from ..streams import StreamCache
 from .block import Stack, Watched
+from .card import write_card
 from .generation import StreamGenerationMixin, stream_cache
 from .objective import Objective
 from .saved import check_saved
@@ -50,6 +51,8 @@ class QvattnModel(PreTrainedModel, StreamGenerationMixin):
 
     base_model_prefix = ""
     supports_gradient_checkpointing = False
+    tokenizer: Any = None
+    """Where the model brought one along (`qvattn.hf.adopt`); saved with it, never used by it."""
     _no_split_modules = ("Block",)
 
     @property
@@ -79,6 +82,14 @@ class QvattnModel(PreTrainedModel, StreamGenerationMixin):
                 names = ", ".join(sorted(str(k) for k in info[kind])[:5])
                 raise UserError(f"{pretrained_model_name_or_path}: {kind.replace('_', ' ')}: {names}")
         return (model, info) if wants_info else model
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As transformers does it, with a model card where there is none, and the tokenizer the model brought along."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):
+            write_card(self, Path(save_directory))
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(save_directory)
 
     def new_cache(self, batch_size: int, *, capacity: int = 64) -> StreamCache:
         """An empty cache for the decoder's layers, in the model's dtype and on its device."""

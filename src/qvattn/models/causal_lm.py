@@ -22,8 +22,6 @@ class CausalLM(QvattnModel):
 
     config_class = CausalLMConfig
     main_input_name = "input_ids"
-    tokenizer: Any = None
-    """Where the model brought one along (`qvattn.hf.adopt`); saved with it, never used by it."""
 
     def __init__(self, config: CausalLMConfig) -> None:
         super().__init__(config)
