@@ -7,6 +7,7 @@ Must never mix runs of different recipes in one directory, and never train in th
     DIR/plans/<slug>.yaml   the recipe of each run, as it is given to `qvattn train`
     DIR/runs/<slug>/        its run directory          DIR/logs/<slug>.log   what it printed
     DIR/compare.json, compare.md, compare.html         the result
+    DIR/cluster.json, cluster/                         where the runs are jobs of a cluster, see `qvattn.lab.cluster`
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qvattn.errors import UserError
 from qvattn.files import write_atomically
+from qvattn.lab.cluster import Cluster, Jobs, is_submitted, read_jobs, statuses_of, submit
 from qvattn.lab.experiment import JSON_NAME, RECIPE_NAME, Experiment
 from qvattn.lab.grid import GridRun, RunState, RunStatus, Watcher, exclusive, run_grid
 from qvattn.lab.provenance import shared_environment
@@ -115,6 +117,7 @@ def compare(
     watcher: Watcher,
     overwrite: bool = False,
     command: Sequence[str] = (),
+    launcher: Sequence[str] = (),
     poll_seconds: float = 0.5,
 ) -> Outcome:
     """Train what is not trained yet and write the result; `recipe` comes from `choose`.
@@ -123,6 +126,7 @@ def compare(
         out: the comparison's directory; made if missing, gone on with if it is one already.
         overwrite: train all runs anew.
         command: the command line to name in the result.
+        launcher: starts each run, such as `torchrun --standalone --nproc_per_node 4`.
 
     Raises:
         UserError: `out` holds something else, or runs of another recipe, or is in use.
@@ -131,20 +135,102 @@ def compare(
     spec = recipe.compare
     if spec is None or spec.threads is None:
         raise ValueError("compare() takes a recipe that went through choose()")
-    plans = expand(recipe)
     _check_directory(out)
     with exclusive(out):
-        for plan in plans:
-            if overwrite:
-                _clear(out / _RUNS / plan.slug)
-            else:
-                _check_same(out / _PLANS / f"{plan.slug}.yaml", plan)
-        _write(out / RECIPE_NAME, dump_recipe(recipe))
-        runs = [_prepare(plan, out) for plan in plans]
+        _refuse_living_jobs(recipe, out)
+        runs = _write_plans(recipe, out, overwrite=overwrite, launcher=launcher)
         statuses = run_grid(runs, jobs=spec.jobs, threads=spec.threads, watcher=watcher, poll_seconds=poll_seconds)
         comparison, records = collect(recipe, statuses, out=out, command=command)
         write_result(comparison, records, out)
     return Outcome(comparison=comparison, directory=out, statuses=tuple(statuses))
+
+
+def submit_runs(
+    recipe: Recipe,
+    out: Path,
+    *,
+    cluster: Cluster,
+    options: Mapping[str, Any],
+    launcher: Sequence[str] = (),
+    overwrite: bool = False,
+    only_failed: bool = False,
+) -> list[RunStatus]:
+    """Submit every run that is not complete and has no job that waits or runs; returns how all runs are then.
+
+    Args:
+        options: submitit's parameters; a run gets `cpus_per_task` threads where that is given.
+        overwrite: train all runs anew. only_failed: leave out runs that were never submitted.
+
+    Raises:
+        UserError: as `compare`; submitit is missing; the cluster refuses; with `overwrite`, a job that still runs.
+    """
+    spec = recipe.compare
+    if spec is None or spec.threads is None:
+        raise ValueError("submit_runs() takes a recipe that went through choose()")
+    _check_directory(out)
+    with exclusive(out):
+        if overwrite:
+            _refuse_living_jobs(recipe, out)
+        runs = _write_plans(recipe, out, overwrite=overwrite, launcher=launcher)
+        before = read_jobs(out)
+        jobs = Jobs(
+            cluster=cluster, options=dict(options), launcher=tuple(launcher), jobs=before.jobs if before else {}
+        )
+        due = [
+            status.run
+            for status in statuses_of(runs, before, out)
+            if status.state is RunState.FAILED
+            or (status.state is RunState.WAITING and not only_failed and not is_submitted(status, jobs))
+        ]
+        jobs = submit(due, jobs, out, threads=spec.threads, name=f"qvattn-{slugify(recipe.name)}")
+        return statuses_of(runs, jobs, out)
+
+
+def gather(out: Path, *, command: Sequence[str]) -> Outcome:
+    """Write the result of what is finished of the comparison in `out`; nothing is started.
+
+    Raises:
+        UserError: `out` holds no comparison, or one that is being trained or submitted just now.
+    """
+    recipe = submitted_recipe(out)
+    with exclusive(out):
+        runs = [_planned(plan, out) for plan in expand(recipe)]
+        statuses = statuses_of(runs, read_jobs(out), out)
+        comparison, records = collect(recipe, statuses, out=out, command=command)
+        write_result(comparison, records, out)
+    return Outcome(comparison=comparison, directory=out, statuses=tuple(statuses))
+
+
+def submitted_recipe(out: Path) -> Recipe:
+    """The effective recipe of the comparison in `out`. Raises `UserError` where there is none."""
+    if not (out / RECIPE_NAME).is_file():
+        raise UserError(f"{out} holds no comparison ({RECIPE_NAME} is missing)")
+    recipe = load_recipe(out / RECIPE_NAME)
+    if recipe.compare is None:
+        raise UserError(f"{out / RECIPE_NAME} has no `compare` section")
+    return recipe
+
+
+def _write_plans(recipe: Recipe, out: Path, *, overwrite: bool, launcher: Sequence[str]) -> list[GridRun]:
+    plans = expand(recipe)
+    for plan in plans:
+        if overwrite:
+            _clear(out / _RUNS / plan.slug)
+        else:
+            _check_same(out / _PLANS / f"{plan.slug}.yaml", plan)
+    _write(out / RECIPE_NAME, dump_recipe(recipe))
+    return [_prepare(plan, out, launcher) for plan in plans]
+
+
+def _refuse_living_jobs(recipe: Recipe, out: Path) -> None:
+    """Two processes would train one run: those of a cluster hold no lock that is seen from here."""
+    jobs = read_jobs(out)
+    if jobs is None:
+        return
+    for status in statuses_of([_planned(plan, out) for plan in expand(recipe)], jobs, out):
+        if is_submitted(status, jobs):
+            job = jobs.jobs[status.run.slug].id
+            raise UserError(f"{out}: job {job} ({status.run.label}) still waits or runs; cancel it first, or collect")
 
 
 def collect(
@@ -205,17 +291,21 @@ def train_command(plan_file: Path, directory: Path) -> tuple[str, ...]:
     return tuple(command)
 
 
-def _prepare(plan: RunPlan, out: Path) -> GridRun:
-    plan_file = out / _PLANS / f"{plan.slug}.yaml"
+def _prepare(plan: RunPlan, out: Path, launcher: Sequence[str]) -> GridRun:
+    _write(out / _PLANS / f"{plan.slug}.yaml", dump_recipe(plan.recipe))
+    return _planned(plan, out, launcher)
+
+
+def _planned(plan: RunPlan, out: Path, launcher: Sequence[str] = ()) -> GridRun:
     directory = out / _RUNS / plan.slug
-    _write(plan_file, dump_recipe(plan.recipe))
+    command = train_command(out / _PLANS / f"{plan.slug}.yaml", directory)
     return GridRun(
         name=plan.name,
         slug=plan.slug,
         seed=plan.seed,
         directory=directory,
         log=out / _LOGS / f"{plan.slug}.log",
-        command=train_command(plan_file, directory),
+        command=(*launcher, *command[1:]) if launcher else command,
         total_steps=plan.recipe.train.steps,
     )
 

@@ -121,7 +121,7 @@ def whole_checkpoint(run_dir: Path) -> tuple[Checkpoint | None, list[str]]:
 
     None when the run has no checkpoint yet. Raises `UserError` when it has some and none is whole.
     """
-    damaged = []
+    damaged: list[str] = []
     for found in reversed(list_checkpoints(run_dir)):
         if not found.resumable:
             continue

@@ -186,6 +186,8 @@ class Recipe(_Section):
             raise ValueError("model.share_embeddings: true needs data.shared_vocab: true")
         if self.task != "translation" and (self.train.score_test or self.train.score_valid):
             raise ValueError(f"train.score_test, train.score_valid: task {self.task!r} has no translations to score")
+        if self.train.parallel == "fsdp2" and self.train.precision == "fp16":
+            raise ValueError("train.precision: fp16 cannot be sharded (train.parallel: fsdp2); use bf16 or fp32")
         complaints = _attention_complaints("model", self.model.attention, self.model.position, self.model)
         if self.compare is not None:
             for variant in self.compare.variants:
