@@ -46,7 +46,8 @@ def heal(
     dtype: Annotated[str, typer.Option(help="Precision of the arithmetic: fp32 or bf16 (weights stay fp32).")] = "fp32",
     validations: Annotated[int, typer.Option(help="Points of the perplexity curve.")] = 10,
     valid_tokens: Annotated[int, typer.Option(help="Tokens of the curve's text.")] = 16384,
-    test_tokens: Annotated[int, typer.Option(help="Tokens of the test text.")] = 32768,
+    test_tokens: Annotated[int, typer.Option(help="Tokens of each test text.")] = 32768,
+    test_window: Annotated[int, typer.Option(help="Tokens of a window of the test texts, as in convert.")] = 2048,
     keep: Annotated[
         str, typer.Option(help="Which weights become the checkpoint: best (on the curve) or last.")
     ] = "best",
@@ -101,6 +102,7 @@ def heal(
         validations=validations,
         valid_tokens=valid_tokens,
         test_tokens=test_tokens,
+        test_window=test_window,
         keep=keep,
         seed=seed,
     )

@@ -106,6 +106,7 @@ def recipe(toy: Toy) -> MakeSpec:
             "learning_rate": 3e-3,
             "valid_tokens": 256,
             "test_tokens": 320,
+            "test_window": 32,
         }
         return HealSpec(**(fields | changes))
 

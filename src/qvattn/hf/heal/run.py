@@ -173,8 +173,11 @@ def _prepare(spec: HealSpec, out: Path) -> _Run:
     data, held_out = training_windows(
         spec.text, spec.valid, words, context=spec.context, valid_tokens=spec.valid_tokens
     )
-    wanted = -(-spec.test_tokens // spec.context)
-    tests = {path: cut(read_ids(path, "test", words), spec.context, path, "test")[:wanted] for path in spec.test}
+    size = spec.test_window
+    tests = {
+        path: cut(read_ids(path, "test", words), size, path, "test")[: -(-spec.test_tokens // size)]
+        for path in spec.test
+    }
     _check_ids(student.config.vocab_size, data.blocks, held_out, *tests.values())
     teacher = load_teacher(spec.teacher)
     facts = {

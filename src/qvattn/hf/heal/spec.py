@@ -27,7 +27,8 @@ class HealSpec(BaseModel):
     tokens: of one step; micro_tokens: worked on at a time; context: tokens of a window.
     layers: whose hidden states are matched, `all`, `none` or a list counted from 0.
     valid: text of the perplexity curve, which chooses the best step; None: the end of every training text.
-    test: texts scored before and after, and never looked at in between; test_tokens of each, from its beginning.
+    test: texts scored before and after, and never looked at in between; test_tokens of each, from its
+        beginning, in windows of test_window (that of `convert`, so that the numbers compare).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -56,6 +57,7 @@ class HealSpec(BaseModel):
     validations: int = Field(default=10, ge=1, description="points of the curve after step 0")
     valid_tokens: int = Field(default=16384, ge=2)
     test_tokens: int = Field(default=32768, ge=2)
+    test_window: int = Field(default=2048, ge=2)
     keep: Literal["best", "last"] = "best"
     seed: int = Field(default=1, ge=0)
 
