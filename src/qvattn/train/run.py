@@ -108,7 +108,7 @@ def run_training(
         with processes.contact(), _named(run_dir), ExitStack() as held:
             with processes.together():
                 if processes.is_main:
-                    held.enter_context(_locked(run_dir))
+                    held.enter_context(locked(run_dir))
                     _open_run_dir(run_dir, recipe, resume=resume, overwrite=overwrite)
             finished = processes.gather(_finished(run_dir) if resume and processes.is_main else None)[0]
             return finished or _train(recipe, run_dir, accelerator, processes, resume=resume, stop_at=stop_at)
@@ -382,7 +382,7 @@ def _clean_for_start(run_dir: Path, checkpoint: Checkpoint | None) -> None:
 
 
 @contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
+def locked(run_dir: Path) -> Iterator[None]:
     """Keeps a second process out of the run directory; the system lifts the lock when a process dies."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

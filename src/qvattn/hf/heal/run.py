@@ -27,8 +27,7 @@ from ...train.environment import describe_environment
 from ...train.history import History, read_history
 from ...train.loop import Trainer, fused, make_accelerator
 from ...train.recipe import TrainSpec
-from ...train.run import _locked as locked
-from ...train.run import write_json
+from ...train.run import locked, write_json
 from .card import card_section
 from .choose import Learner
 from .curve import write_curve
