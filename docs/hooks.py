@@ -114,7 +114,8 @@ def command_page() -> str:
     parts = [
         "# Commands\n",
         "Results go to stdout, logs and progress to stderr. Exit codes: 0 success, 1 a failure while working (or a "
-        "check that does not hold), 2 bad usage or input, 130 interrupted. `QVATTN_TRACEBACK=1` shows where an error arose.\n",
+        "check that does not hold), 2 bad usage or input, 130 interrupted. `QVATTN_TRACEBACK=1` shows where "
+        "an error arose.\n",
     ]
     for name in cli.COMMANDS:
         command = cli.load_command(name)
