@@ -18,6 +18,10 @@ from typing import IO, cast
 from ..errors import UserError
 
 _BOM = b"\xef\xbb\xbf"
+LONGEST_LINE = 2**24
+"""Bytes. A line is a sentence or a document; what is longer is another kind of file."""
+MOST_EXPANSION, UNSUSPICIOUS = 200, 2**25
+"""How many times its size a compressed file may become, once it is this large: text becomes three to ten times."""
 
 
 def resolve(path: str, field: str) -> Path:
@@ -54,8 +58,22 @@ def _open(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
+def _bounded(handle: IO[bytes], path: Path) -> Iterator[bytes]:
+    """The lines, as long as they are those of a text and the file does not swell from next to nothing."""
+    total, number = 0, 0
+    limit = max(UNSUSPICIOUS, MOST_EXPANSION * path.stat().st_size)
+    while raw := handle.readline(LONGEST_LINE + 1):
+        number += 1
+        total += len(raw)
+        if len(raw) > LONGEST_LINE:
+            raise UserError(f"{path}, line {number}: longer than {LONGEST_LINE:,} bytes; is it a text file?")
+        if path.suffix == ".gz" and total > limit:
+            raise UserError(f"{path} holds more than {MOST_EXPANSION} times its size; decompress it if that is meant")
+        yield raw
+
+
 def _decode(handle: IO[bytes], path: Path) -> Iterator[str]:
-    for number, raw in enumerate(handle, start=1):
+    for number, raw in enumerate(_bounded(handle, path), start=1):
         if number == 1:
             if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
                 raise UserError(f"{path} is UTF-16: convert it to UTF-8")
