@@ -113,3 +113,10 @@ def test_hub_text(loader):
     assert text.notes["train_blank_lines"] == 1
     with pytest.raises(UserError, match=r"text_column='body'.*\['text'\]"):
         load_text(DataSpec(corpus="hub-text", hub=HubSpec(name="wikitext", text_column="body")))
+
+
+def test_an_effective_recipe_may_name_the_default_splits(loader):
+    """What `dump_recipe` writes holds every default; a corpus without a test split is then still one."""
+    loader(dataset_of(translation_rows()))
+    hub = HubSpec.model_validate(HubSpec(name="wmt/wmt17", config="de-en").model_dump())
+    assert load_corpus(DataSpec(corpus="hub", hub=hub)).test == []

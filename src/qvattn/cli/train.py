@@ -29,6 +29,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print parameters, memory and batches an epoch; train nothing.")
     ] = False,
+    processes: Annotated[int, typer.Option(help="With --dry-run: memory on each of so many processes.", min=1)] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
     seed: Annotated[int | None, typer.Option(help="The same as train.seed=N.", min=0)] = None,
     variant: Annotated[str | None, typer.Option(help="The row of this name in the recipe's comparison.")] = None,
@@ -37,6 +38,9 @@ def train(
 
     The command line beats the recipe, which beats the defaults. Ctrl-C or SIGTERM saves a checkpoint first and exits
     with 130; the same command with --resume goes on to the very numbers an uninterrupted run gives.
+
+    Under torchrun or accelerate launch several processes train it together; train.parallel=fsdp2 divides the model over
+    them. docs/scale.md has the commands.
     """
     from ..train.recipe import load_recipe, pick_variant
     from ..train.signals import follow_parent
@@ -46,7 +50,7 @@ def train(
     if variant is not None:
         chosen = pick_variant(chosen, variant)
     if dry_run:
-        _describe(chosen, as_json=as_json)
+        _describe(chosen, processes, as_json=as_json)
         return
     from ..train.recipe import slugify
     from ..train.run import run_training
@@ -63,10 +67,10 @@ def train(
         raise typer.Exit(INTERRUPTED)
 
 
-def _describe(recipe: Recipe, *, as_json: bool) -> None:
+def _describe(recipe: Recipe, processes: int, *, as_json: bool) -> None:
     from ..train.dry_run import describe, readable
 
-    facts = describe(recipe)
+    facts = describe(recipe, processes)
     if as_json:
         print_json(facts)
     else:

@@ -57,7 +57,8 @@ def _splits(hub: HubSpec, limit: int | None) -> dict[str, Iterator[dict[str, Any
     found = _load(hub)
     names = {"train": hub.train_split, "valid": hub.valid_split, "test": hub.test_split}
     for split, name in names.items():
-        needed = split == "train" or f"{split}_split" in hub.model_fields_set
+        # an effective recipe writes defaults out: only another name than the default is a wish
+        needed = split == "train" or name != HubSpec.model_fields[f"{split}_split"].default
         if needed and name is not None and name not in found:
             raise UserError(f"hub.{split}_split={name!r}: {hub.name} has the splits {sorted(found)}")
     rows = {split: iter(found[name]) for split, name in names.items() if name in found}

@@ -13,6 +13,7 @@ import torch
 from ..data import BatchPlan, HubSpec
 from ..errors import UserError
 from ..models import QvattnModel
+from ..models.block import Block
 from .prepare import encode, model_for
 from .recipe import Recipe
 
@@ -23,8 +24,8 @@ HALF = 2
 FULL = 4
 
 
-def describe(recipe: Recipe) -> dict[str, Any]:
-    """Counts and estimates for one recipe, in JSON's types. Bytes are for one process."""
+def describe(recipe: Recipe, processes: int = 1) -> dict[str, Any]:
+    """Counts and estimates for one recipe, in JSON's types. Bytes are for one process of so many."""
     data = _data(recipe)
     sizes = data.pop("vocabulary")
     with torch.device("meta"):
@@ -37,7 +38,8 @@ def describe(recipe: Recipe) -> dict[str, Any]:
             "model": model.cache_elements_per_token(),
         },
         "vocabulary": {"source": sizes[0], "target": sizes[1]},
-        "memory_bytes": _memory(recipe, model, data["mean_target_length"]),
+        "processes": processes,
+        "memory_bytes": memory(recipe, model, length=data["mean_target_length"] or 30.0, processes=processes),
         **data,
     }
 
@@ -45,6 +47,7 @@ def describe(recipe: Recipe) -> dict[str, Any]:
 def readable(facts: dict[str, Any]) -> str:
     """The same for people, one fact a line."""
     memory = facts["memory_bytes"]
+    each = f" on each of {facts['processes']} processes" if facts["processes"] > 1 else ""
     parts = ", ".join(f"{name} {_size(value)}" for name, value in memory.items() if name != "total")
     batches = facts["batches_per_epoch"]
     about = "about " if facts["estimated"] else ""
@@ -57,7 +60,7 @@ def readable(facts: dict[str, Any]) -> str:
             "cache",
             "{layer:,} elements per token and layer, {model:,} in all".format(**facts["cache_elements_per_token"]),
         ),
-        ("memory", f"about {_size(memory['total'])}: {parts}"),
+        ("memory", f"about {_size(memory['total'])}{each}: {parts}"),
         ("batches an epoch", per_epoch),
     ]
     if facts["steps_per_epoch"] is not None:
@@ -114,16 +117,36 @@ def _hub_rows(hub: HubSpec) -> int | None:
     return splits[hub.train_split].num_examples if hub.train_split in splits else None
 
 
-def _memory(recipe: Recipe, model: QvattnModel, length: float | None) -> dict[str, int]:
-    """Estimates. Weights, gradients and both Adam moments are kept in fp32; mixed precision halves activations."""
+def memory(recipe: Recipe, model: QvattnModel, *, length: float, processes: int = 1) -> dict[str, int]:
+    """Estimates of the bytes on each of `processes`, whose rows share the batch of `data.max_tokens`.
+
+    Weights, gradients and both Adam moments are kept in fp32: whole on every process, or divided (`fsdp2`).
+    copies: of the weights in bf16 or fp16, which autocast keeps for the backward pass. exchange: what is sent, with
+    `ddp` all gradients once more in its buckets; with `fsdp2` the gathered weights of two blocks and of what lies
+    outside of blocks, and gradients of one block before they are divided.
+    length: mean tokens of a target row.
+    """
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    memory = {
-        "weights": FULL * parameters,
-        "gradients": FULL * parameters,
-        "adam": 2 * FULL * parameters,
-        "activations": _activations(recipe, length or 30.0),
+    divided = recipe.train.parallel == "fsdp2" and processes > 1
+    share = processes if divided else 1
+    half = HALF if recipe.train.precision != "fp32" else FULL
+    if divided:
+        blocks = [
+            sum(p.numel() for p in module.parameters()) for module in model.modules() if isinstance(module, Block)
+        ]
+        outside, largest = parameters - sum(blocks), max(blocks)
+        exchange = half * (2 * outside + 3 * largest) + FULL * largest
+    else:
+        exchange = FULL * parameters if processes > 1 else 0
+    found = {
+        "weights": FULL * parameters // share,
+        "gradients": FULL * parameters // share,
+        "adam": 2 * FULL * parameters // share,
+        "copies": 0 if divided or half == FULL else half * parameters,
+        "exchange": exchange,
+        "activations": _activations(recipe, length) // processes,
     }
-    return {**memory, "total": sum(memory.values())}
+    return {**found, "total": sum(found.values())}
 
 
 def _activations(recipe: Recipe, length: float) -> int:
