@@ -24,7 +24,10 @@ class Which(StrEnum):
 def distance(
     subjects: Annotated[
         list[str],
-        typer.Argument(help="Run directories, directories that hold some, or saved models.", metavar="RUN_OR_MODEL..."),
+        typer.Argument(
+            help="Run directories, directories that hold some, saved models, or Hugging Face language models.",
+            metavar="RUN_OR_MODEL...",
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("distance.html"),
     source: Annotated[Path | None, typer.Option(help="Source sentences for a translation model.")] = None,
@@ -39,8 +42,8 @@ def distance(
 
     Per layer and head, over real sentences: mean weight, score and cosine of query and key at every distance, and both
     decays fitted by maximum likelihood and compared by their likelihoods, with an interval over sentences. For heads
-    with AGF also the exponents they learned. Without files, a run's validation data is used. Writes a page with a
-    log-log plot for every head, and all numbers beside it as JSON.
+    with AGF also the exponents they learned. Without files, a run's validation data is used, and for foreign models
+    the embedded King James text. Writes a page with a log-log plot for every head, and all numbers beside it as JSON.
     """
     from qvattn.errors import UserError
     from qvattn.lab.distance_page import write_page

@@ -205,8 +205,8 @@ def _exponents(attention: Attention) -> dict[str, list[float]] | None:
     """The learned p_h of a layer with AGF: of past keys, and of future ones where they have their own."""
     if not isinstance(attention.position, AGF):
         return None
-    exponents: list[list[float]] = attention.position.exponents.detach().tolist()
-    return dict(zip(("past", "future"), exponents, strict=False))
+    past, *future = attention.position.exponents.detach().tolist()
+    return {"past": past, **({"future": future[0]} if future else {})}
 
 
 def _side(tally: Tally) -> list[dict[str, Any]]:

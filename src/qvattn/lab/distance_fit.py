@@ -147,8 +147,10 @@ def fit(seen: Observations) -> list[Fit]:
     fits = []
     for k in range(seen.profile.shape[1]):
         pointwise = likelihoods["power"][:, k] - likelihoods["exponential"][:, k]
-        # sentences weighted by their queries: their mean is the mean over queries
-        per_sentence = np.bincount(index, weights=pointwise) * len(sentences) / queries
+        # a ratio of sums over sentences: its deviations are those from the mean over queries, so that a long sentence
+        # counts as much as its queries and does not widen the interval by being long
+        mean = pointwise.mean()
+        per_sentence = mean + np.bincount(index, weights=pointwise - mean) * len(sentences) / queries
         fits.append(
             Fit(
                 alpha=float(thetas["power"][k]),

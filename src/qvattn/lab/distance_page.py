@@ -1,7 +1,4 @@
-"""The page of `qvattn distance`: a summary, and per run a log-log plot for every head. Self-contained, works offline.
-
-Everything that comes from data is escaped here or set as text by the script.
-"""
+"""What `qvattn distance` shows: how the heads of each run decay, and a log-log plot for every head."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
+from . import page
 from .distance import Line, summary
-from .report import _POLICY, _asset, _script_json
 
 TITLES = (
     "run",
@@ -43,51 +40,40 @@ NOTES = (
     "after it. ALiBi, for comparison, does multiply the weights by an exponential.",
     "Attention shows where a head looks, not what the model uses.",
 )
+SHOWN = ("weight, with both fits", "weight as it is", "score q·k", "cosine of q and k")
 
 
 def write_page(runs: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
     """Write the page for results of `distance.measure` (each with a `name`) to `path`, making its directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, build_page(runs, title=title))
+    lead = f"{len(runs)} model{'s' if len(runs) > 1 else ''}, {runs[0]['sentences']:,} sentences each"
+    write_atomically(path, page.build(title, lead, [section(runs)]))
 
 
-def build_page(runs: Sequence[dict[str, Any]], *, title: str) -> str:
-    """The whole page as HTML text."""
-    from plotly.offline import get_plotlyjs
-
-    head = "".join(f"<th scope=col>{text}</th>" for text in TITLES)
-    body = "".join(_row(run["name"], line) for run in runs for line in summary(run))
-    notes = "".join(f"<li>{escape(note)}</li>" for note in NOTES)
-    options = "".join(f'<option value="{i}">{escape(run["name"])}</option>' for i, run in enumerate(runs))
-    return "\n".join(
+def section(runs: Sequence[dict[str, Any]]) -> page.Section:
+    """The part of a page that shows these results."""
+    found = [(place, side) for run in runs for place, one in run["places"].items() for side in _sides(one)]
+    sides = list(dict.fromkeys(found))
+    html = "".join(
         [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(title)}</title>",
-            f"<style>{_asset('report.css')}{_asset('affinity.css')}{_asset('distance.css')}</style></head><body><main>",
-            f"<header><p class=brand>qvattn</p><h1>{escape(title)}</h1>"
-            f"<p class=lead>{runs[0]['sentences']:,} sentences each: {escape(runs[0]['data'])}</p></header>",
-            '<div class=scroll tabindex=0 role=region aria-label="Summary"><table class="summary plain">',
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>",
-            f"<ul class=notes>{notes}</ul>",
-            "<h2>Every head</h2>",
-            f"<div class=controls><label>Run <select id=run>{options}</select></label>",
-            "<label>Keys <select id=side></select></label>",
-            '<label>Show <select id=what><option value="share">weight, with both fits</option>'
-            '<option value="attention">weight as it is, own and left-out key included</option>'
-            '<option value="score">score q·k before any table</option>'
-            '<option value="cosine">cosine of query and key</option></select></label></div>',
-            "<p class=lead>Dots: measured. Solid line: power law. Dashed line: exponential.</p>",
-            "<div id=heads></div></main>",
-            f"<script>{get_plotlyjs()}</script>",
-            f'<script type="application/json" id="data">{_script_json(list(runs))}</script>',
-            f"<script>{_asset('distance.js')}</script>",
-            "</body></html>\n",
+            "<h2>How attention falls with distance</h2>",
+            page.table("Decay", TITLES, [_row(run["name"], line) for run in runs for line in summary(run)]),
+            page.notes(NOTES),
+            "<h2>Every head</h2><div class=controls>",
+            page.select("run", "Run", [run["name"] for run in runs]),
+            page.select("side", "Keys", [f"{place}, {side} keys" for place, side in sides]),
+            page.select("shown", "Show", SHOWN),
+            "</div><p class=lead>Dots: measured. Solid line: power law. Dashed line: exponential. Both axes are "
+            "logarithmic for weights; the score is that before any table over distance.</p>",
+            '<div class="figures heads" style="grid-template-columns:repeat(auto-fill,minmax(min(280px,100%),1fr))">',
+            "</div>",
         ]
     )
+    return page.Section(kind="distance", html=html, data={"runs": list(runs), "sides": sides})
+
+
+def _sides(place: dict[str, Any]) -> list[str]:
+    return [side for side in ("past", "future") if any(side in head for head in place["heads"])]
 
 
 def cells(line: Line) -> tuple[str, ...]:
@@ -112,5 +98,8 @@ def _spread(values: tuple[float, float, float], form: str = "{:.2f}") -> str:
     return f"{median} ({least} to {largest})"
 
 
-def _row(name: str, line: Line) -> str:
-    return f"<tr><th scope=row>{escape(name)}</th>" + "".join(f"<td>{text}</td>" for text in cells(line)) + "</tr>"
+def _row(name: str, line: Line) -> list[page.Cell]:
+    agf = None if line.agf is None else line.agf[1]
+    numbers = (line.power, line.exponential, line.open, line.alpha[1], line.half[1], line.ratio, line.gap, agf)
+    keys = (line.place, line.side, *numbers, line.agreement)
+    return [page.words(name), *(page.Cell(text=escape(t), key=k) for t, k in zip(cells(line), keys, strict=True))]

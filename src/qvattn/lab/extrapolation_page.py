@@ -1,17 +1,15 @@
-"""The page of `qvattn extrapolate`: perplexity against the tokens in the window. Self-contained, works offline."""
+"""What `qvattn extrapolate` shows: perplexity against the tokens in the window, and the tables behind it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
+from . import page
 from .extrapolation import Cell, Line
-from .report import _POLICY, _asset, _script_json
-from .statistics import Estimate
 
 NOTES = (
     "The same tokens are scored at every length: the last {scored} of each of {windows} windows of the {split} split. "
@@ -25,63 +23,30 @@ NOTES = (
 def write_page(lines: Sequence[Line], results: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
     """Write the page for `extrapolation.summary` and what it summarises to `path`, making its directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, build_page(lines, results, title=title))
+    trained = ", ".join(str(n) for n in sorted({line.trained_length for line in lines}))
+    lead = f"{len(lines)} variants, {len(results)} runs, trained on {trained} tokens"
+    write_atomically(path, page.build(title, lead, [section(lines, results)]))
 
 
-def build_page(lines: Sequence[Line], results: Sequence[dict[str, Any]], *, title: str) -> str:
-    """The whole page as HTML text."""
-    from plotly.offline import get_plotlyjs
-
+def section(lines: Sequence[Line], results: Sequence[dict[str, Any]]) -> page.Section:
+    """The part of a page that shows these results."""
     settings = results[0]["settings"]
     baseline = next(line.name for line in lines if line.is_baseline)
-    notes = "".join(f"<li>{escape(note.format(**settings, baseline=baseline))}</li>" for note in NOTES)
-    trained = ", ".join(str(n) for n in sorted({line.trained_length for line in lines}))
-    tables = (
-        ("Perplexity", _table(lines, lambda cell: _text(cell.perplexity, "{:.2f}"))),
-        ("Change of loss with length", _table(lines, lambda cell: _text(cell.change, "{:+.3f}"))),
-        (f"Difference of loss to {baseline}", _table(lines, lambda cell: _text(cell.difference, "{:+.3f}"))),
+    tables: tuple[tuple[str, Callable[[Cell], page.Cell]], ...] = (
+        ("Perplexity", lambda cell: page.number(cell.perplexity)),
+        ("Change of loss with length", lambda cell: page.number(cell.change, digits=3, signed=True)),
+        (f"Difference of loss to {baseline}", lambda cell: page.number(cell.difference, digits=3, signed=True)),
     )
-    return "\n".join(
+    titles = ("variant", *(f"{cell.length:,} tokens" for cell in lines[0].cells))
+    html = "".join(
         [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(title)}</title>",
-            f"<style>{_asset('report.css')}{_asset('distance.css')}</style></head><body><main>",
-            f"<header><p class=brand>qvattn</p><h1>{escape(title)}</h1>"
-            f"<p class=lead>{len(lines)} variants, {len(results)} runs, trained on {trained} tokens</p></header>",
-            "<figure class=wide><div id=curves class=plot></div></figure>",
+            "<h2>Perplexity beyond the length of training</h2><div class='plot curves' style='height:480px'></div>",
             *(
-                f"<h2>{escape(name)}</h2><div class=scroll tabindex=0 role=region>{table}</div>"
-                for name, table in tables
+                f"<h2>{escape(name)}</h2>"
+                + page.table(name, titles, [[page.words(line.name), *map(make, line.cells)] for line in lines])
+                for name, make in tables
             ),
-            f"<ul class=notes>{notes}</ul></main>",
-            f"<script>{get_plotlyjs()}</script>",
-            f'<script type="application/json" id="data">{_script_json([line.as_dict() for line in lines])}</script>',
-            f"<script>{_asset('extrapolation.js')}</script>",
-            "</body></html>\n",
+            page.notes(note.format(**settings, baseline=baseline) for note in NOTES),
         ]
     )
-
-
-def _table(lines: Sequence[Line], text: Callable[[Cell], str]) -> str:
-    head = "".join(f"<th scope=col>{cell.length:,} tokens</th>" for cell in lines[0].cells)
-    rows = "".join(
-        f"<tr{' class=baseline' if line.is_baseline else ''}><th scope=row>{escape(line.name)}</th>"
-        + "".join(f"<td>{text(cell)}</td>" for cell in line.cells)
-        + "</tr>"
-        for line in lines
-    )
-    return (
-        f'<table class="summary plain numbers"><thead><tr><th scope=col>variant</th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table>"
-    )
-
-
-def _text(value: Estimate | None, form: str) -> str:
-    if value is None or not math.isfinite(value.mean):
-        return "–"
-    bar = "" if value.half_width is None else f" <small>± {form.replace('+', '').format(value.half_width)}</small>"
-    return form.format(value.mean) + bar
+    return page.Section(kind="extrapolation", html=html, data=[line.as_dict() for line in lines])
