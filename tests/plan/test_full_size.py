@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from transformers import DeepseekV3Config, Gemma3TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig
 
 from qvattn.lab.plan import Plan, PlanRow, Shape, Workload, choose, plan, shape_of_config
@@ -50,6 +51,8 @@ def test_llama_3_8b_cache(llama3: Shape) -> None:
     # 2 (K, V) x 8 heads x 128 elements x 2 bytes x 32 layers
     assert bytes_per_token(llama3.layers, work.cache_dtype) == 2 * 8 * 128 * 2 * 32 == 131072
     assert row_cache_bytes(llama3.layers, work) == 2**30
+    # int8: a byte per element, and per token, head and stream a float32 scale
+    assert bytes_per_token(llama3.layers, torch.int8) == 2 * 8 * (128 + 4) * 32 == 67584
     assert llama3.weights.total == 8_030_261_248  # as the checkpoint has it
     assert llama3.weights.read == 8_030_261_248 - 128256 * 4096  # the lookup table is not read
 
@@ -101,6 +104,7 @@ def test_deepseek_v3() -> None:
     work = Workload(context=1000, batch=1)
     assert {layer.stored_elements for layer in shape.layers} == {512 + 64}
     assert bytes_per_token(shape.layers, work.cache_dtype) == 576 * 2 * 61 == 70272
+    assert bytes_per_token(shape.layers, torch.int8) == ((512 + 4) + (64 + 4)) * 61 == 35624
     assert shape.weights.total == 671_026_404_352
     # 58 layers of 256 experts with three matrices of 7168 x 2048
     assert shape.weights.experts == 58 * 256 * 3 * 7168 * 2048
