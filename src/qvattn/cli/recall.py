@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from qvattn.cli.output import print_json
+from qvattn.cli.output import print_json, say
 
 
 def recall(
     directories: Annotated[
         list[Path], typer.Argument(help="Run directories, or directories that hold some.", metavar="DIR...")
     ],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write a page with every seed.")] = None,
     gaps: Annotated[bool, typer.Option("--gaps", help="Also recall by the gap between pair and question.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON on stdout.")] = False,
 ) -> None:
@@ -26,12 +27,17 @@ def recall(
 
     rows = recall_rows(directories)
     runs = dict.fromkeys(path for root in directories for path in find_runs(root) if is_complete(path))
-    by_gap = {str(path): accuracy_by_gap(path) for path in runs} if gaps else {}
+    by_gap = {path.name: accuracy_by_gap(path) for path in runs} if gaps else {}
+    if output is not None:
+        from qvattn.lab.recall_page import write_page
+
+        write_page(rows, output, title="Associative recall")
+        say(f"page: {output}")
     if as_json:
-        bins = {path: [vars(one) for one in found] for path, found in by_gap.items()}
+        bins = {name: [vars(one) for one in found] for name, found in by_gap.items()}
         print_json({"variants": [row.as_dict() for row in rows], "gaps": bins})
         return
     typer.echo(markdown(rows), nl=False)
-    for path, found in by_gap.items():
+    for name, found in by_gap.items():
         parts = ", ".join(f"{one.low}-{one.high}: {100 * one.accuracy:.1f}" for one in found)
-        typer.echo(f"{path}: recall % by gap: {parts}")
+        typer.echo(f"{name}: recall % by gap: {parts}")

@@ -21,9 +21,12 @@ def report(
 ) -> None:
     """Make one HTML page with tables, learning curves, accuracy against cache, and where each run came from.
 
-    The page needs no network. Comparisons get a section each; single runs are put together into one.
+    The page needs no network. Comparisons get a section each; single runs are put together into one. What `affinity`,
+    `diffusion`, `distance`, `extrapolate` or `operators` wrote as JSON under its usual name into one of the directories
+    is shown too, and recall where runs are on that task.
     """
     from qvattn.errors import UserError
+    from qvattn.lab.analyses import sections
     from qvattn.lab.experiment import load_experiments
     from qvattn.lab.report import write_report
 
@@ -31,7 +34,7 @@ def report(
         raise UserError(f"--output {output} is a directory; give a file, such as {output / 'report.html'}")
     experiments = load_experiments(directories, baseline=baseline)
     heading = title or (experiments[0].comparison.title if len(experiments) == 1 else "Report")
-    write_report(experiments, output, title=heading)
+    write_report(experiments, output, title=heading, analyses=sections(directories))
     say(f"page: {output}")
     if as_json:
         print_json([experiment.comparison for experiment in experiments])

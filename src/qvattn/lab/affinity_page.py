@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files import write_atomically
 from . import page
 from .affinity import Line, summary
 
@@ -37,7 +38,7 @@ _NOTES = (
 def write_page(runs: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
     """Write the page for results of `affinity.measure` to `path`, making its directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(build_page(runs, title=title), encoding="utf-8")
+    write_atomically(path, build_page(runs, title=title))
 
 
 def build_page(runs: Sequence[dict[str, Any]], *, title: str) -> str:

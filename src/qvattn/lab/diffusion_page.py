@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files import write_atomically
 from . import page
 from .affinity import PLACES, RELATIONS
 from .diffusion_summary import SEPARATION, SPREAD, Line, Verdict, lines, names, predictions
@@ -37,7 +38,7 @@ def write_page(runs: Sequence[dict[str, Any]], path: Path, *, title: str, baseli
     """Write the page for results of `diffusion.measure` to `path`, making its directory."""
     lead = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {runs[0]['sentences']:,} validation sentences each"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page.build(title, lead, [section(runs, baseline)]), encoding="utf-8")
+    write_atomically(path, page.build(title, lead, [section(runs, baseline)]))
 
 
 def section(runs: Sequence[dict[str, Any]], baseline: str) -> page.Section:

@@ -51,6 +51,16 @@ class Heads:
     value: Tensor
     pairs: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.long))
 
+    def at_random(self) -> Heads:
+        """Random factors of the same sizes that share where these share: what any residual has to be compared with."""
+        draw = torch.Generator().manual_seed(0)
+
+        def like(factors: Tensor) -> Tensor:
+            fresh = torch.randn(factors.shape, generator=draw, dtype=factors.dtype)
+            return fresh[_same(factors)]
+
+        return replace(self, query=like(self.query), key=like(self.key), value=like(self.value))
+
     @property
     def shared(self) -> list[int]:
         """For each head the first head of the same key."""
@@ -303,16 +313,28 @@ def from_value_and_context(t: Target, size: int) -> Tensor:
         for first, members in groups:
             value = _basis(t.heads.value[first])
             rows = t.rows[members].reshape(-1, E)
-            fit = torch.linalg.lstsq(torch.cat([value, context], dim=1), rows.mT).solution.mT
+            fit = _fitted(torch.cat([value, context], dim=1), rows)
             on_value, on_context = fit.split([value.shape[1], size], dim=1)
             squares += on_context.mT @ on_context
             product += on_context.mT @ (rows - on_value @ value.mT)
-        context = _basis(torch.linalg.lstsq(squares, product).solution.mT)
+        context = _basis(_solved(squares, product).mT)
         context = torch.nn.functional.pad(context, (0, size - context.shape[1]))
     left = torch.empty_like(t.rows)
     for first, members in groups:
         left[members] = _outside(t.rows[members], torch.cat([t.heads.value[first], context], dim=1))
     return left
+
+
+def _fitted(space: Tensor, rows: Tensor) -> Tensor:
+    """Coefficients (N, C) of rows (N, E) on the columns of `space` (E, C), by least squares."""
+    return _solved(space.mT @ space, space.mT @ rows.mT).mT
+
+
+def _solved(gram: Tensor, right: Tensor) -> Tensor:
+    """gram^-1 right, for a Gram matrix that may be singular: a trace of it is added to its diagonal."""
+    ridge = 1e-10 * gram.diagonal().mean().clamp(min=1e-300)
+    solved: Tensor = torch.linalg.solve(gram + ridge * torch.eye(len(gram), dtype=gram.dtype), right)
+    return solved
 
 
 def from_all_values_and_context(t: Target, size: int) -> Tensor:
@@ -422,10 +444,13 @@ def measure(
     `second_moments` gives them; adds the measures weighed by activations.
     """
     found = []
+    random: dict[str, dict[str, dict[str, list[float]]]] = {}
     for heads in _all_heads(layers):
         D = heads.query.shape[-1]
         chosen = sorted(set(sizes or (max(1, D // 4), max(1, D // 2), D, 2 * D)))
         own = residuals(heads, chosen)
+        shape = str((heads.query.shape, heads.value.shape, heads.shared, _same(heads.value), heads.pairs.shape))
+        random[shape] = random.get(shape) or residuals(heads.at_random(), chosen)
         if moments is not None and heads.place in moments:
             weighed = residuals(heads.weighed(moments[heads.place][heads.layer]), chosen)
             own |= {f"{key}, weighed": value for key, value in weighed.items()}
@@ -439,6 +464,7 @@ def measure(
                 "ranks": ranks(heads),
                 "angles": [vars(one) for one in angles(heads)],
                 "residuals": own,
+                "random": {key: {n: float(np.mean(v)) for n, v in one.items()} for key, one in random[shape].items()},
                 "cache": {r.name: r.cache for r in representations(heads, chosen)},
                 "keeps_values": {r.name: r.keeps_values for r in representations(heads, chosen)},
             }
@@ -474,6 +500,7 @@ def summary(layers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "name": name,
                 "cache": own[0]["cache"][name],
                 "keeps_values": own[0]["keeps_values"][name],
+                "random": {key: one[name] for key, one in own[0]["random"].items()},
                 "heads": sum(len(layer["shared"]) for layer in own),
                 "residual": by_measure,
             }

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..files import write_atomically
 from . import page
 
 _NOTES = (
@@ -17,6 +18,8 @@ _NOTES = (
     "Offset 0: the operator without rotation. Every offset: mean over all rotations of RoPE, where keys made anew are "
     "rotated on read and pairs of different frequencies cannot stand in for each other. Weighed: by the second moments "
     "of the inputs that the layer reads on a text, so that the squared norm is a mean squared score.",
+    "Random: the same for random factors of these sizes, which share keys and values as the model does. A trained "
+    "model well below it has something of this kind already.",
     "Context rows are an upper bound: the shared context is found by alternating least squares.",
     "A residual says how far weights are from what they would have to be, not what a model loses; training can change "
     "values and queries as well.",
@@ -28,18 +31,19 @@ def write_page(found: dict[str, Any], path: Path) -> None:
     heads = sum(len(layer["shared"]) for layer in found["layers"])
     lead = f"{found['model']}: {len(found['layers'])} attention layers, {heads} heads"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page.build("Operator freedom", lead, [section(found)]), encoding="utf-8")
+    write_atomically(path, page.build("Operator freedom", lead, [section(found)]))
 
 
 def section(found: dict[str, Any]) -> page.Section:
     """The part of a page that shows this result."""
     measures = list(found["summary"][0]["residual"])
-    titles = ("keys", "cache a token and layer", "values kept", *measures)
+    random = list(found["summary"][0]["random"])
+    titles = ("keys", "cache a token and layer", "values kept", *measures, *(f"random, {name}" for name in random))
     names = [row["name"] for row in found["summary"]]
     html = "".join(
         [
             "<h2>What other ways of making keys could represent</h2>",
-            page.table("Residuals", titles, (_row(row, measures) for row in found["summary"])),
+            page.table("Residuals", titles, (_row(row, measures, random) for row in found["summary"])),
             page.notes(_NOTES),
             f"<div class=controls>{page.switch('measure', 'measure', measures)}</div>",
             "<div class=figures>",
@@ -54,13 +58,14 @@ def section(found: dict[str, Any]) -> page.Section:
     return page.Section(kind="operators", html=html, data=found)
 
 
-def _row(row: dict[str, Any], measures: list[str]) -> list[page.Cell]:
+def _row(row: dict[str, Any], measures: list[str], random: list[str]) -> list[page.Cell]:
     cells = []
     for measure in measures:
         one = row["residual"][measure]
         text = f"{one['mean']:.3f} <small>{one['least']:.2f} to {one['most']:.2f}</small>"
         cells.append(page.Cell(text=text, key=one["mean"]))
     kept = "yes" if row["keeps_values"] else "no"
+    cells += [page.number(row["random"][name], digits=3) for name in random]
     return [page.words(row["name"]), page.Cell(text=f"{row['cache']:,}", key=row["cache"]), page.words(kept), *cells]
 
 

@@ -6,20 +6,23 @@ that comes from data is escaped here or set as text by the scripts, never truste
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import resources
 from typing import Any
 
-from .report import _POLICY, _asset, _script_json
 from .statistics import Estimate
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
     """Part of a page.
 
-    kind: names the script `assets/KIND.js` and, where there is one, the style `assets/KIND.css`; "" for none.
+    kind: names the script `assets/KIND.js`; "" for none.
     html: trusted markup, everything from data in it escaped.  data: what the script reads, in JSON's types.
     """
 
@@ -41,16 +44,15 @@ def build(title: str, lead: str, sections: Sequence[Section]) -> str:
     """The whole page as HTML text. Title and lead are escaped here."""
     from plotly.offline import get_plotlyjs
 
-    styles = [_asset("report.css"), _asset("affinity.css")]
     return "\n".join(
         [
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
             f"<title>{escape(title)}</title>",
-            f"<style>{''.join(styles)}</style></head><body><main>",
+            f"<style>{styles(sections)}</style></head><body><main>",
             f"<header><p class=brand>qvattn</p><h1>{escape(title)}</h1><p class=lead>{escape(lead)}</p></header>",
             *(wrapped(index, section) for index, section in enumerate(sections)),
             "</main>",
@@ -61,6 +63,11 @@ def build(title: str, lead: str, sections: Sequence[Section]) -> str:
     )
 
 
+def styles(sections: Sequence[Section]) -> str:
+    """What every page has, and what sections of analyses add."""
+    return asset("report.css") + (asset("analyses.css") if sections else "")
+
+
 def wrapped(index: int, section: Section) -> str:
     """The section's markup with the mark by which its script finds its data."""
     return f'<section data-analysis="{section.kind}" data-json="analysis-{index}">{section.html}</section>'
@@ -69,15 +76,15 @@ def wrapped(index: int, section: Section) -> str:
 def scripts(sections: Sequence[Section]) -> list[str]:
     """Script elements: the data of every section, and once each script that any of them needs."""
     data = [
-        f'<script type="application/json" id="analysis-{index}">{_script_json(section.data)}</script>'
+        f'<script type="application/json" id="analysis-{index}">{script_json(section.data)}</script>'
         for index, section in enumerate(sections)
         if section.kind
     ]
     kinds = dict.fromkeys(section.kind for section in sections if section.kind)
     return [
         *data,
-        f"<script>{_asset('analyses.js')}</script>",
-        *(f"<script>{_asset(f'{k}.js')}</script>" for k in kinds),
+        f"<script>{asset('analyses.js')}</script>",
+        *(f"<script>{asset(f'{k}.js')}</script>" for k in kinds),
     ]
 
 
@@ -133,3 +140,22 @@ def switch(name: str, label: str, options: Sequence[str]) -> str:
         for i, text in enumerate(options)
     )
     return f'<div class=switch role=group aria-label="{escape(label)}" data-switch={name}>{items}</div>'
+
+
+def asset(name: str) -> str:
+    """The text of a file in `assets/`."""
+    return resources.files("qvattn.lab").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def script_json(value: Any) -> str:
+    """JSON that cannot end the script element it stands in; NaN and infinity become null."""
+    text = json.dumps(_finite(value), ensure_ascii=True, allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and value - value != 0 else value

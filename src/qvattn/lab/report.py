@@ -6,16 +6,15 @@ Everything that comes from data is escaped here or in the script, never trusted 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from qvattn.files import write_atomically
+from qvattn.lab import page
 from qvattn.lab.curves import Curve, difference_curve, learning_curve, pareto_front
 from qvattn.lab.experiment import Experiment, settings
 from qvattn.lab.provenance import common_and_own
@@ -24,7 +23,6 @@ from qvattn.lab.statistics import Estimate
 from qvattn.lab.summary import Comparison, Row
 from qvattn.lab.table import MISSING, Column, columns_of, provenance_lines, whole
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 _CURVES = {
     "accuracy": "validation token accuracy %",
     "difference": "accuracy, difference to baseline",
@@ -34,13 +32,15 @@ _CURVES = {
 _SCALE = {"accuracy": 100.0, "difference": 100.0}
 
 
-def write_report(experiments: Sequence[Experiment], path: Path, *, title: str) -> None:
-    """Write the page to `path`, making its directory."""
+def write_report(
+    experiments: Sequence[Experiment], path: Path, *, title: str, analyses: Sequence[page.Section] = ()
+) -> None:
+    """Write the page to `path`, making its directory. analyses: further sections, see `lab.analyses`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, build_page(experiments, title=title))
+    write_atomically(path, build_page(experiments, title=title, analyses=analyses))
 
 
-def build_page(experiments: Sequence[Experiment], *, title: str) -> str:
+def build_page(experiments: Sequence[Experiment], *, title: str, analyses: Sequence[page.Section] = ()) -> str:
     """The whole page as HTML text."""
     from plotly.offline import get_plotlyjs
 
@@ -51,17 +51,19 @@ def build_page(experiments: Sequence[Experiment], *, title: str) -> str:
         [
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(page.POLICY)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
             f"<title>{escape(title)}</title>",
-            f"<style>{_asset('report.css')}</style></head><body><main>",
+            f"<style>{page.styles(analyses)}</style></head><body><main>",
             f"<header><p class=brand>qvattn</p><h1>{escape(title)}</h1>{_lead(experiments)}</header>",
             *sections,
+            *(page.wrapped(index, analysis) for index, analysis in enumerate(analyses)),
             "</main>",
             f"<script>{get_plotlyjs()}</script>",
-            f'<script type="application/json" id="pictures">{_script_json(pictures)}</script>',
-            f"<script>{_asset('report.js')}</script>",
+            f'<script type="application/json" id="pictures">{page.script_json(pictures)}</script>',
+            f"<script>{page.asset('report.js')}</script>",
+            *(page.scripts(analyses) if analyses else ()),
             "</body></html>\n",
         ]
     )
@@ -271,21 +273,3 @@ def _unflatten(flat: dict[str, Any]) -> dict[str, Any]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _asset(name: str) -> str:
-    return resources.files("qvattn.lab").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _script_json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in; NaN and infinity become null."""
-    text = json.dumps(_finite(value), ensure_ascii=True, allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and value - value != 0 else value

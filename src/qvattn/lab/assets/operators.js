@@ -15,6 +15,12 @@ Analyses.each("operators", (section, found, chosen) => {
       hovertemplate: "%{text}: %{y:.3f} (%{customdata[0]:.2f} to %{customdata[1]:.2f}), %{x} elements<extra></extra>",
     };
   });
+  const rows = found.summary.filter((row) => row.random[measure] !== undefined);
+  if (rows.length) traces.push({
+    x: rows.map((row) => row.cache), y: rows.map((row) => row.random[measure]), name: "random factors", mode: "markers",
+    marker: { color: Analyses.style("--soft"), size: 7, symbol: "x-thin", line: { width: 1.5, color: Analyses.style("--soft") } },
+    text: rows.map((row) => plain(row.name)), hovertemplate: "random, %{text}: %{y:.3f}<extra></extra>",
+  });
   Plotly.react(section.querySelector(".front"), traces, layout({
     height: 420, xaxis: axis("elements cached per token and layer", { rangemode: "tozero" }),
     yaxis: axis("mean relative residual", { range: [-0.03, 1.03] }), legend: { orientation: "h", y: -0.2, font: { size: 12 } },

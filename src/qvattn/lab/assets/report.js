@@ -176,7 +176,8 @@
     }));
   }
 
-  document.querySelectorAll("table.sortable").forEach(sortable);
+  // tables of analyses are sorted by their own script
+  [...document.querySelectorAll("table.sortable")].filter((table) => !table.closest("[data-analysis]")).forEach(sortable);
   const pictures = JSON.parse(document.getElementById("pictures").textContent);
   const redraw = [...document.querySelectorAll(".figures")].map((figures) => setUp(figures, pictures[figures.dataset.experiment]));
   dark.addEventListener("change", () => redraw.forEach((all) => all()));
