@@ -81,7 +81,7 @@ def ask(address: str, body: dict[str, Any]) -> bytes:
 
 
 def expected(model: CausalLM) -> list[str]:
-    ids = [WORDS.index(word) for word in "<s> w1 w2 w3 </s> <s>".split()]
+    ids = [WORDS.index(word) for word in ["<s>", "w1", "w2", "w3", "</s>", "<s>"]]
     made = model.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids) :]
     return [WORDS[i] for i in made if i > 2]
 

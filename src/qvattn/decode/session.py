@@ -74,6 +74,7 @@ class LeanModel:
                 f"attention_mask has shape {tuple(attention_mask.shape)}, expected that of input_ids, "
                 f"{tuple(input_ids.shape)}"
             )
+        self.stack.lay_out(input_ids.shape[0] * copies)
         kind = TranslationSession if self.is_translation else PromptSession
         return kind(self, input_ids.to(self.device), attention_mask, copies)
 

@@ -117,6 +117,7 @@ class LeanLayer:
         self.attention = LeanAttention(block.self_attn)
         self.cross = LeanAttention(block.cross_attn, over_memory=True) if hasattr(block, "cross_attn") else None
         self.self_norm, self.ff_norm, self.ff = twin.self_norm, twin.ff_norm, twin.ff.forward
+        self.ff_maps = join_maps_of_input(twin.ff, twin.ff.forward, block.self_attn.spec.d_model)
         self.turn = 0
         self.cross_norm: Callable[[Tensor], Tensor] | None = twin.cross_norm if self.cross else None
 
@@ -139,6 +140,11 @@ class LeanStack:
         self.output = Linear(output, None)
         self._ahead = torch.empty(0)
         self._seen: tuple[Memory, int, Geometry] | None = None
+
+    def lay_out(self, rows: int) -> None:
+        """Keep the large matrices as steps of this many rows read them fastest."""
+        for linear in (self.output, *[m for layer in self.layers for m in layer.ff_maps]):
+            linear.lay_out(rows)
 
     def step(self, ids: Tensor, geometry: Geometry, cache: StreamCache, memory: Memory | None = None) -> Tensor:
         """New ids (B, M), geometry over a cache that has been advanced -> logits (B, V) of the newest token."""
