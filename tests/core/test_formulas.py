@@ -68,8 +68,11 @@ def value_and_context(p: P, spec: AttentionSpec, x: Tensor, turn: Turn, h: int) 
     vs, ks = spec.v_heads or spec.n_heads, spec.k_heads or spec.n_heads
     v = head(project(p, "v_proj", x), reads(h, vs, spec), spec.d_head)
     factor = reads(h, ks, spec)
-    joined = torch.cat((project(p, "g_proj", x), v), dim=-1)  # K = [G; V] [W_G; W_V]
-    k = joined @ torch.cat((p["context_to_key"][factor], p["value_to_key"][factor]))
+    k = project(p, "g_proj", x) @ p["context_to_key"][factor]  # K = [G; V] [W_G; W_V], V of the own head, all or none
+    if spec.key_from != "context":
+        k = k + (v if spec.key_from == "own" else project(p, "v_proj", x)) @ p["value_to_key"][factor]
+    if spec.key_bias:
+        k = k + p["key_bias"][factor]
     return turn(head(project(p, "q_proj", x), h, spec.d_key)), turn(k), v
 
 
@@ -167,6 +170,11 @@ MORE_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("qv-ka-gqa", {"v_heads": 2, "k_heads": 4, "d_key": 2, "bias": True}),
     ("qv-ka-gqa", SIX),
     ("qv-ka-gqa", SIX | {"k_heads": 6}),
+    ("qv-ka-gqa", {"v_heads": 2, "key_from": "all", "bias": True}),
+    ("qv-ka-gqa", {"v_heads": 2, "k_heads": 4, "key_from": "all", "d_key": 2}),
+    ("qv-ka-gqa", SIX | {"key_from": "all"}),
+    ("qv-ka-gqa", {"v_heads": 2, "k_heads": 1, "key_from": "context"}),
+    ("qv-ka", {"key_from": "all"}),
     ("shared-v", {"v_heads": 2, "d_key": 6, "d_value": 5}),
     ("shared-v", SIX),
     ("mla-wide-k", {"q_rank": 6, "kv_rank": 3, "d_key": 6, "d_value": 2}),
@@ -220,6 +228,17 @@ def test_layer_is_its_formula(variant: str, fields: dict[str, Any], rotation: st
             expected = by_formula(spec, p, x[0].double(), layer.position.rotation)
             close(layer(x)[0].double(), expected)
         close(layer(x)[0].double(), expected)
+
+
+@pytest.mark.parametrize("source", ["own", "all", "context"])
+def test_a_constant_key_is_rotated_with_the_rest(source: str) -> None:
+    fields = {"v_heads": 2, "key_from": source, "key_bias": True, "bias": True}
+    test_layer_is_its_formula("qv-ka-gqa", fields, "rope")
+    with_bias, without = tiny(tiny_spec("qv-ka-gqa", "rope", **fields)), tiny_spec("qv-ka-gqa", "rope", **fields)
+    with torch.no_grad():
+        with_bias.variant.key_bias.zero_()
+        x = tokens(1, 5)
+        assert (with_bias(x) - tiny(without)(x)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("rotation", ROTATIONS)

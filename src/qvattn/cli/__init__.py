@@ -44,6 +44,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "generate": CommandEntry("qvattn.cli.generate:generate", "Continue a prompt with a trained language model."),
     "check": CommandEntry("qvattn.cli.check:check", "Check why cached decoding is right, on a trained model."),
     "explain": CommandEntry("qvattn.cli.explain:explain", "Walk one decoding step with every shape."),
+    "convert": CommandEntry("qvattn.cli.convert:convert", "Convert a trained model to one that caches less."),
     "heal": CommandEntry("qvattn.cli.heal:heal", "Distil the original into a converted model."),
     "serve": CommandEntry("qvattn.cli.serve:serve", "Serve a language model over HTTP, OpenAI-compatible."),
     "plan": CommandEntry("qvattn.cli.plan:plan", "Plan memory and speed of a model and its conversions."),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ...data import ParallelDataset, TextDataset, Tokenizers, load_corpus, load_text
@@ -60,7 +61,7 @@ def load_subject(
     run = find_run(path)
     folder = find_checkpoint(path, checkpoint) if run == path else path
     model = load(folder).to(device)
-    tokenizers = Tokenizers.load(run or folder)
+    tokenizers = tokenizers_beside(run or folder)
     texts = texts or Texts()
     _check_fit(model, texts)
     recipe = None
@@ -76,6 +77,17 @@ def load_subject(
     moved = [Sample(ids=s.ids.to(device), source=None if s.source is None else s.source.to(device)) for s in samples]
     data = "the run's validation data" if recipe else ", ".join(str(p) for p in vars(texts).values() if p)
     return Subject(model=model, samples=moved, name=str(path), data=data, seed=seed)
+
+
+def tokenizers_beside(folder: Path) -> Tokenizers:
+    """Those of a run, or the one that transformers saved beside an adopted or converted model."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return Tokenizers.load(folder)
+    try:
+        words = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}: its tokenizer cannot be loaded ({' '.join(str(error).split())[:200]})") from None
+    return Tokenizers(words, words)
 
 
 def find_run(path: Path) -> Path | None:

@@ -1,0 +1,180 @@
+"""The table of docs/results/smollm2_convert.md: SmolLM2-135M converted in several ways, perplexity on WikiText-2.
+
+Each row is what `qvattn convert smollm2-135m` gives with the same options; the sensitivities, which are the same for
+all rows, and the held-out losses of every window are kept in WORK, so that the script goes on where it was stopped and
+several processes may share the rows (a row is claimed by a lock file).
+
+    python benchmarks/convert_smollm2.py weigh --data $QVATTN_DATA/wikitext-2 --work WORK
+    python benchmarks/convert_smollm2.py rows --data $QVATTN_DATA/wikitext-2 --work WORK [--only NAME]
+    python benchmarks/convert_smollm2.py table --work WORK --out docs/results/smollm2_convert
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qvattn.hf import adopt
+from qvattn.hf.convert import Options, Target, WindowLosses, convert_layers, weighed, window_losses
+from qvattn.hf.convert.budget import measure, spend
+from qvattn.hf.convert.run import _texts, assembled
+from qvattn.hf.convert.saving import save
+from qvattn.hf.convert.specs import target_specs
+from qvattn.hf.convert.weighing import by_activations
+from qvattn.models import CausalLM
+
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "original": ("untouched", {}),
+    "all-64": ("qv-ka-gqa, all V, G 64", {"g_width": 64}),
+    "all-32": ("qv-ka-gqa, all V, G 32", {"g_width": 32}),
+    "context-64": ("thin key (G alone), 64", {"g_width": 64, "key_from": "context"}),
+    "own-64": ("qv-ka-gqa, own V, G 64", {"g_width": 64, "key_from": "own"}),
+    "measured-64": ("qv-ka-gqa, all V, G 64 on average, by measured effect", {"g_width": 64, "budget": "measured"}),
+    "activations-64": ("qv-ka-gqa, all V, G 64, activations only", {"g_width": 64, "weighing": "activations"}),
+    "mla-256": ("mla, latent 256", {"variant": "mla", "kv_rank": 256}),
+    "own-32": ("qv-ka-gqa, own V, G 32", {"g_width": 32, "key_from": "own"}),
+    "context-32": ("thin key (G alone), 32", {"g_width": 32, "key_from": "context"}),
+    "all-16": ("qv-ka-gqa, all V, G 16", {"g_width": 16}),
+    "all-96": ("qv-ka-gqa, all V, G 96", {"g_width": 96}),
+    "measured-32": ("qv-ka-gqa, all V, G 32 on average, by measured effect", {"g_width": 32, "budget": "measured"}),
+    "context-128": ("thin key (G alone), 128", {"g_width": 128, "key_from": "context"}),
+    "mla-224": ("mla, latent 224", {"variant": "mla", "kv_rank": 224}),
+}
+
+
+def options(data: Path) -> Options:
+    return Options(calibration=str(data / "wiki.valid.raw.gz"), heldout=str(data / "wiki.test.raw.gz"))
+
+
+def say(*what: Any) -> None:
+    print(time.strftime("%H:%M:%S"), f"cpu {time.process_time():.0f} s:", *what, flush=True)
+
+
+def original(work: Path) -> CausalLM:
+    """SmolLM2-135M in our classes; read from the package's file once."""
+    kept = work / "models" / "smollm2-135m"
+    if not kept.is_dir():
+        save(adopt("smollm2-135m"), {}, kept)
+    return adopt(str(kept))
+
+
+def weigh(data: Path, work: Path) -> None:
+    model = original(work)
+    calibration, _ = _texts(model, options(data))
+    found = weighed(model, calibration, options(data), say)
+    torch.save(found, work / "weighings.draft")
+    (work / "weighings.draft").rename(work / "weighings.pt")
+
+
+def row(name: str, data: Path, work: Path) -> None:
+    given = dict(ROWS[name][1])
+    model = original(work)
+    calibration, heldout = _texts(model, options(data))
+    assert heldout is not None
+    info: dict[str, Any] = {"name": ROWS[name][0], "options": given}
+    if given:
+        budget, weighing = given.pop("budget", "equal"), given.pop("weighing", "sensitivity")
+        target = Target(**{"variant": "qv-ka-gqa"} | given)
+        if weighing == "activations":
+            weighings = by_activations(model, calibration)
+        else:
+            weighings = torch.load(work / "weighings.pt", weights_only=False)
+        specs = target_specs(model, target)
+        if budget == "measured":
+            specs = spend(measure(model, specs, calibration, weighings, scored=1, progress=say), specs)
+        residuals = convert_layers(model, specs, calibration, weighings, say)
+        model = assembled(model, specs).eval()
+        info["key_residuals"] = [r.keys for r in residuals]
+        info["value_residuals"] = [r.values for r in residuals]
+        info["widths"] = [spec.d_ctx or spec.kv_rank for spec in specs]
+        save(model, info, work / "models" / name)
+    info["cache_bytes_per_token"] = model.cache_elements_per_token() * model.dtype.itemsize
+    info["sums"] = losses(model, heldout, work / f"{name}.losses.json", name)
+    info["per_window"] = heldout.shape[1] - 1
+    (work / f"{name}.json").write_text(json.dumps(info))
+    say("row", name, "done")
+
+
+def losses(model: CausalLM, windows: Tensor, kept: Path, name: str) -> list[float]:
+    sums: list[float] = json.loads(kept.read_text()) if kept.is_file() else []
+    for i in range(len(sums), len(windows)):
+        sums += window_losses(model, windows[i : i + 1]).sums
+        kept.write_text(json.dumps(sums))
+        say(name, "window", i + 1)
+    return sums
+
+
+def rows(data: Path, work: Path, only: str | None) -> None:
+    for name in [only] if only else list(ROWS):
+        if (work / f"{name}.json").is_file():
+            continue
+        lock = work / f"{name}.lock"
+        try:
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        try:
+            row(name, data, work)
+        finally:
+            lock.unlink()
+
+
+def table(work: Path, out: Path) -> None:
+    found = {
+        name: json.loads((work / f"{name}.json").read_text()) for name in ROWS if (work / f"{name}.json").is_file()
+    }
+    base = found["original"]
+    original = WindowLosses(sums=tuple(base["sums"]), per_window=base["per_window"])
+    results = []
+    for name, info in found.items():
+        mine = WindowLosses(sums=tuple(info["sums"]), per_window=info["per_window"])
+        change = mine.against(original)
+        results.append(
+            {"row": name, "name": info["name"], "options": info["options"], "widths": info.get("widths")}
+            | {"cache_bytes_per_token": info["cache_bytes_per_token"]}
+            | {"cache_share": info["cache_bytes_per_token"] / base["cache_bytes_per_token"]}
+            | {"perplexity": mine.perplexity, "percent": change.percent, "low": change.low, "high": change.high}
+            | {"mean_key_residual": mean(info.get("key_residuals")), "sums": info["sums"]}
+        )
+    out.with_suffix(".json").write_text(json.dumps({"windows": len(base["sums"]), "rows": results}, indent=1) + "\n")
+    for one in sorted(results, key=lambda r: (-r["cache_share"], r["perplexity"])):
+        interval = (
+            "" if one["row"] == "original" else f"{one['percent']:+.2f} % ({one['low']:+.2f} to {one['high']:+.2f})"
+        )
+        share = f"{100 * one['cache_share']:.1f} %"
+        left = "" if one["mean_key_residual"] is None else f"{100 * one['mean_key_residual']:.2f} %"
+        cells = (one["name"], f"{one['cache_bytes_per_token']:,}", share, f"{one['perplexity']:.3f}", interval, left)
+        print(f"| {' | '.join(cells)} |")
+
+
+def mean(values: list[float] | None) -> float | None:
+    return None if not values else sum(values) / len(values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("weigh", "rows", "table"))
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--only", choices=ROWS)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    given.work.mkdir(parents=True, exist_ok=True)
+    if given.what == "weigh":
+        weigh(given.data, given.work)
+    elif given.what == "rows":
+        rows(given.data, given.work, given.only)
+    else:
+        table(given.work, given.out)
+
+
+if __name__ == "__main__":
+    main()
