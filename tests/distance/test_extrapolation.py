@@ -14,7 +14,7 @@ import torch
 from qvattn.cli import main
 from qvattn.errors import UserError
 from qvattn.lab import extrapolation
-from qvattn.lab.extrapolation import Settings, markdown, summary, window_losses, windows
+from qvattn.lab.extrapolation import Settings, markdown, passage_losses, passages, summary
 from qvattn.models import CausalLM, CausalLMConfig, initialise
 
 WIDTHS = {"vocab_size": 32, "d_model": 16, "d_ff": 16, "n_heads": 2}
@@ -31,54 +31,65 @@ def model(**fields: object) -> CausalLM:
     return made.eval()
 
 
-def test_windows_end_at_the_same_places_and_score_nothing_twice() -> None:
+def test_passages_do_not_overlap_and_pieces_cover_them() -> None:
     ids = np.arange(1000)
-    settings = Settings(lengths=(20, 50, 200), scored=8, windows=11)
-    found = windows(ids, settings)
-    assert found.shape == (11, 200)
+    settings = Settings(lengths=(20, 50, 200), scored=32, passages=11)
+    found = passages(ids, settings)
+    assert settings.reach == 200 and found.shape == (11, 200)
     assert found[0, -1] == 199 and found[-1, -1] == 999
-    scored = found[:, -8:].ravel()
+    scored = found[:, -32:].ravel()
     assert len(set(scored.tolist())) == len(scored)
     assert (np.diff(found, axis=1) == 1).all()
+    for length in settings.lengths:
+        pieces = settings.pieces(length)
+        assert [i for first, end in pieces for i in range(first, end)] == list(range(32))
+        assert all(end - first <= length // 2 for first, end in pieces)
+    assert Settings(lengths=(20, 40), scored=100).reach == 100 - 20 + 40
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"lengths": (64, 2000)}, "does not fit"),
-        ({"lengths": (64, 128), "windows": 500}, "at most"),
+        ({"lengths": (64, 2000)}, "lower --lengths"),
+        ({"lengths": (64, 128), "passages": 500}, "at most"),
         ({"lengths": (128, 64)}, "from short to long"),
-        ({"lengths": (8, 64)}, "must exceed scored"),
+        ({"lengths": (1, 64)}, "of 2 and more"),
         ({"lengths": ()}, "different lengths"),
     ],
 )
 def test_impossible_settings_say_why(fields: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        windows(np.arange(1000), Settings(**{"scored": 16, "windows": 4, **fields}))  # type: ignore[arg-type]
+        passages(np.arange(1000), Settings(**{"scored": 16, "passages": 4, **fields}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("position", ["rope", "agf+pcm-v", "t5", "sinusoidal"])
 def test_losses_are_those_of_the_models_logits(position: str) -> None:
+    """Every scored token, in the window that is said to score it, from the logits of that window alone."""
     ids = np.random.default_rng(1).integers(3, 32, 300)
-    settings = Settings(lengths=(12, 24, 96), scored=8, windows=5)
-    lm, tokens = model(position=position), windows(ids, settings)
-    found = window_losses(lm, tokens, settings)
+    settings = Settings(lengths=(12, 24, 96), scored=16, passages=3)
+    lm, tokens = model(position=position), passages(ids, settings)
+    found = passage_losses(lm, tokens, settings)
     for row, length in enumerate(settings.lengths):
-        for column, window in enumerate(tokens):
-            own = torch.from_numpy(window[-length:])[None]
-            with torch.no_grad():
-                logs = lm(input_ids=own).logits.log_softmax(-1)[0, :-1]
-            nll = [-float(logs[i, own[0, i + 1]]) for i in range(length - 9, length - 1)]
+        half = length // 2
+        for column, text in enumerate(tokens):
+            nll = []
+            for i in range(16):
+                end = len(text) - 16 + min((i // half + 1) * half, 16)
+                own = torch.from_numpy(text[end - length : end])[None]
+                at = len(text) - 16 + i - (end - length)
+                assert at >= half  # every scored token sees half the window or more
+                with torch.no_grad():
+                    nll.append(-float(lm(input_ids=own).logits.log_softmax(-1)[0, at - 1, own[0, at]]))
             assert found[row, column] == pytest.approx(np.mean(nll), rel=1e-5)
 
 
 def test_a_layer_that_sees_a_window_only_cannot_tell_lengths_apart() -> None:
     ids = np.random.default_rng(2).integers(3, 32, 400)
-    settings = Settings(lengths=(16, 32, 128), scored=8, windows=4)
-    tokens = windows(ids, settings)
-    near = window_losses(model(layers=1, position="rope", attention={"variant": "mha", "window": 8}), tokens, settings)
+    settings = Settings(lengths=(16, 32, 128), scored=24, passages=4)
+    tokens = passages(ids, settings)
+    near = passage_losses(model(layers=1, position="rope", attention={"variant": "mha", "window": 8}), tokens, settings)
     np.testing.assert_allclose(near, np.broadcast_to(near[0], near.shape), atol=1e-5)
-    far = window_losses(model(layers=1, position="rope"), tokens, settings)
+    far = passage_losses(model(layers=1, position="rope"), tokens, settings)
     assert np.abs(far[0] - far[2]).max() > 1e-4
 
 
@@ -112,11 +123,11 @@ def test_command_keeps_results(
     grid = tmp_path / "grid"
     shutil.copytree(text_run.parent.parent, grid)
     page = tmp_path / "page.html"
-    asked = ["extrapolate", str(grid), "--lengths", "32,64,128", "--scored", "16", "--windows", "6", "-o", str(page)]
+    asked = ["extrapolate", str(grid), "--lengths", "32,64,128", "--scored", "16", "--passages", "6", "-o", str(page)]
     assert main(asked) == 0
     assert "| tiny | " in capsys.readouterr().out
     stored = json.loads((grid / "extrapolation" / "tiny--seed1.json").read_text(encoding="utf-8"))
-    assert stored["position"] == "agf+pcm-v" and len(stored["nll"]) == 3 and len(stored["window_nll"][0]) == 6
+    assert stored["position"] == "agf+pcm-v" and len(stored["nll"]) == 3 and len(stored["passage_nll"][0]) == 6
 
     def again(*_: object) -> None:
         raise AssertionError("measured twice")

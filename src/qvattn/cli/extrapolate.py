@@ -35,8 +35,8 @@ def extrapolate(
         str | None,
         typer.Option(help="Tokens in a window, with commas between. Default: 1, 2, 4, 8, 16 times those of training."),
     ] = None,
-    scored: Annotated[int, typer.Option(min=1, help="Tokens scored at the end of every window.")] = 64,
-    windows: Annotated[int, typer.Option(min=1, help="Windows, spread evenly over the text.")] = 96,
+    scored: Annotated[int, typer.Option(min=1, help="Tokens scored in every passage.")] = 256,
+    passages: Annotated[int, typer.Option(min=1, help="Passages, spread evenly over the text.")] = 24,
     split: Annotated[Split, typer.Option(help="Which held-out text.")] = Split.test,
     baseline: Annotated[str | None, typer.Option(help="The variant that differences are taken to.")] = None,
     checkpoint: Annotated[Which, typer.Option(help="Which model of a run.")] = Which.best,
@@ -62,7 +62,7 @@ def extrapolate(
         torch.set_num_threads(threads)
     chosen: dict[str, Any] = {
         "scored": scored,
-        "windows": windows,
+        "passages": passages,
         "split": split.value,
         "checkpoint": checkpoint.value,
     }

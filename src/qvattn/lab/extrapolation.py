@@ -1,9 +1,9 @@
 """Extrapolation: what a language model makes of more context than it was trained on.
 
-Every length scores the same tokens: the last `scored` tokens of each window, and windows of all lengths end at the same
-places of the held-out text. A longer window only shows the model more of what came before, so that perplexity falls
-where the context is put to use, stays where it is ignored, and rises where the position scheme breaks down. Positions
-count from 0 in each window, as in training.
+Every length scores the same tokens: passages spread over the held-out text. At length L a passage is read in windows of
+L tokens, of which at most the last half is scored, so that every scored token sees between L / 2 and L tokens. A longer
+window only shows the model more of what came before: perplexity falls where the context is put to use, stays where it
+is ignored, and rises where the position scheme breaks down. Positions count from 0 in each window, as in training.
 
 Reads runs, trains nothing.
 """
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ..data import TextDataset, Tokenizers, load_text
 from ..data.spec import DataSpec
@@ -44,63 +45,78 @@ _TENSOR_NAMES = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is scored: `scored` tokens at the end of each of `windows` windows, at every one of `lengths`."""
+    """What is scored: `passages` of `scored` tokens each, at every one of `lengths`."""
 
     lengths: tuple[int, ...]
-    scored: int = 64
-    windows: int = 96
+    scored: int = 256
+    passages: int = 24
     split: Split = "test"
     checkpoint: Literal["best", "last"] = "best"
 
     def __post_init__(self) -> None:
-        if not self.lengths or list(self.lengths) != sorted(set(self.lengths)):
-            raise UserError(f"lengths={list(self.lengths)}: give different lengths, from short to long")
-        if self.scored < 1 or self.windows < 1:
-            raise UserError(f"scored={self.scored}, windows={self.windows}: both must be 1 or more")
-        if self.lengths[0] <= self.scored:
-            raise UserError(f"lengths: {self.lengths[0]} must exceed scored={self.scored}, so that all have a past")
+        if not self.lengths or list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 2:
+            raise UserError(f"lengths={list(self.lengths)}: give different lengths of 2 and more, from short to long")
+        if self.scored < 1 or self.passages < 1:
+            raise UserError(f"scored={self.scored}, passages={self.passages}: both must be 1 or more")
+
+    @property
+    def reach(self) -> int:
+        """Tokens that a passage and what any window shows before it take together."""
+        return max(self.scored - min(self.scored, length // 2) + length for length in self.lengths)
+
+    def pieces(self, length: int) -> list[tuple[int, int]]:
+        """(first, end) within the passage of what each window of `length` tokens scores; it ends where they end."""
+        most = length // 2
+        return [(start, min(start + most, self.scored)) for start in range(0, self.scored, most)]
 
     def as_dict(self) -> dict[str, Any]:
         """In JSON's types."""
         return {**vars(self), "lengths": list(self.lengths)}
 
 
-def windows(ids: Ids, settings: Settings) -> Ids:
-    """(windows, longest length) token ids: windows that end evenly spaced over `ids` (N,).
+def passages(ids: Ids, settings: Settings) -> Ids:
+    """(passages, reach) token ids: each passage at the end of its row, spread evenly over `ids` (N,).
 
-    Raises UserError where the longest window does not fit, or scored parts would overlap.
+    Raises UserError where not even one fits, or passages would overlap.
     """
-    longest, count = settings.lengths[-1], settings.windows
-    room = len(ids) - longest
+    reach, count = settings.reach, settings.passages
+    room = len(ids) - reach
     if room < 0:
         raise UserError(
-            f"the {settings.split} split has {len(ids):,} tokens, a window of {longest:,} does not fit: lower --lengths"
+            f"the {settings.split} split has {len(ids):,} tokens, {reach:,} are needed for one passage: lower --lengths"
         )
     if count > 1 and room // (count - 1) < settings.scored:
-        most = room // settings.scored + 1
         raise UserError(
-            f"{count} windows of {longest:,} tokens would score tokens twice in {len(ids):,}: at most {most} windows"
+            f"{count} passages of {settings.scored} tokens would overlap in {len(ids):,} tokens: "
+            f"at most {room // settings.scored + 1} passages"
         )
-    ends = longest + (np.arange(count) * room // max(count - 1, 1))
-    return np.stack([ids[end - longest : end] for end in ends])
+    ends = reach + (np.arange(count) * room // max(count - 1, 1))
+    return np.stack([ids[end - reach : end] for end in ends])
 
 
 @torch.inference_mode()
-def window_losses(model: CausalLM, tokens: Ids, settings: Settings) -> npt.NDArray[np.float64]:
-    """(lengths, windows): negative log-likelihood in nats per scored token, for windows (N, longest)."""
+def passage_losses(model: CausalLM, tokens: Ids, settings: Settings) -> npt.NDArray[np.float64]:
+    """(lengths, passages): negative log-likelihood in nats per scored token, for rows (N, reach) of `passages`."""
     model.eval()
-    losses = np.zeros((len(settings.lengths), len(tokens)))
+    sums = np.zeros((len(settings.lengths), len(tokens)))
     for row, length in enumerate(settings.lengths):
         at_once = max(1, BATCH_TOKENS // length)
-        for start in range(0, len(tokens), at_once):
-            ids = torch.from_numpy(tokens[start : start + at_once, -length:])
-            positions = torch.arange(length, dtype=torch.int32).expand(ids.shape)
-            hidden = model.hidden(ids, positions)[:, -settings.scored - 1 : -1]
-            logits = model.logits(hidden).double()
-            targets = ids[:, -settings.scored :]
-            nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
-            losses[row, start : start + len(ids)] = nll.mean(dim=1).numpy()
-    return losses
+        for first, end in settings.pieces(length):
+            stop = tokens.shape[1] - settings.scored + end
+            for start in range(0, len(tokens), at_once):
+                ids = torch.from_numpy(tokens[start : start + at_once, stop - length : stop])
+                sums[row, start : start + len(ids)] += _nll(model, ids, end - first)
+    return sums / settings.scored
+
+
+def _nll(model: CausalLM, ids: Tensor, scored: int) -> npt.NDArray[np.float64]:
+    """(B,): summed over the last `scored` tokens of ids (B, L)."""
+    positions = torch.arange(ids.shape[1], dtype=torch.int32).expand(ids.shape)
+    hidden = model.hidden(ids, positions)[:, -scored - 1 : -1]
+    logits = model.logits(hidden).double()
+    nll = F.cross_entropy(logits.flatten(0, 1), ids[:, -scored:].flatten(), reduction="none")
+    sums: npt.NDArray[np.float64] = nll.view(len(ids), scored).sum(dim=1).numpy()
+    return sums
 
 
 def held_out(data: DataSpec, tokenizers: Tokenizers, split: Split) -> Ids:
@@ -120,8 +136,8 @@ def measure(run: Path, settings: Settings) -> dict[str, Any]:
     longest = spec.position.options.get("max_length") if spec.position.kind == "learned" else None
     if longest is not None and settings.lengths[-1] > longest:
         raise UserError(f"{run}: learned positions go up to {longest}; lengths beyond cannot be asked for")
-    tokens = windows(held_out(recipe.data, Tokenizers.load(run), settings.split), settings)
-    losses = window_losses(model, tokens, settings)
+    tokens = passages(held_out(recipe.data, Tokenizers.load(run), settings.split), settings)
+    losses = passage_losses(model, tokens, settings)
     if not np.isfinite(losses).all():
         raise UserError(f"{run}: losses are not finite; nothing to compare")
     return {
@@ -132,7 +148,7 @@ def measure(run: Path, settings: Settings) -> dict[str, Any]:
         "position": spec.position.kind,
         "settings": settings.as_dict(),
         "nll": losses.mean(axis=1).tolist(),
-        "window_nll": [[round(float(x), 5) for x in row] for row in losses],
+        "passage_nll": [[round(float(x), 5) for x in row] for row in losses],
     }
 
 

@@ -12,8 +12,8 @@ from . import page
 from .extrapolation import Cell, Line
 
 NOTES = (
-    "The same tokens are scored at every length: the last {scored} of each of {windows} windows of the {split} split. "
-    "A longer window shows more of what came before them, so perplexity falls where context is put to use.",
+    "The same tokens are scored at every length: {passages} passages of {scored} tokens of the {split} split, each "
+    "token with at least half the window before it. Perplexity falls where more context is put to use.",
     "±: 95 % t-interval over seeds. Change: loss less that at the shortest length, nats per token, paired by seed. "
     "Difference: loss less that of {baseline} at the same length, paired by seed.",
     "Windows run over the ends of documents, as the blocks in training did; far context is often another document.",
