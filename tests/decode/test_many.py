@@ -71,3 +71,12 @@ def test_refusals() -> None:
     ):
         with pytest.raises(UserError, match=words):
             call()
+
+
+def test_a_shorter_source_in_the_row_of_a_longer_one() -> None:
+    """While a neighbour's source is as long as before, nothing but the row's own mask hides the old one's rest."""
+    model = LeanModel(ends(translation()))
+    sources = [[DRAW.randrange(3, VOCABULARY) for _ in range(n)] for n in (9, 9, 2, 1, 3, 1)]
+    limits = [12, 1, 4, 3, 5, 4]
+    made = greedy_many(model, sources, rows=2, max_new_tokens=12, limits=limits)
+    assert made == [alone(model, source, n) for source, n in zip(sources, limits, strict=True)]

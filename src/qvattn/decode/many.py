@@ -115,6 +115,8 @@ class _Flow:
         rows = torch.tensor(free[: len(taken)], device=tokens.device)
         assert session.memory is not None
         replace_rows(session.memory, rows, memory)
+        # another object, since what was worked out from the old positions no longer holds
+        session.memory = Memory(session.memory.positions, session.memory.streams)
         session.begin_again(torch.tensor(free, device=tokens.device))  # so that no free row runs ahead of the others
         for row, source in zip(free, taken, strict=False):
             self.holds[row] = source
