@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from qvattn.lab.plan.hardware import load_hardware
+from qvattn.lab.plan.hardware import table
+from qvattn.models import QvattnModel
 from qvattn.train.dry_run import memory
 from qvattn.train.prepare import model_for
 from qvattn.train.recipe import Recipe
@@ -24,12 +25,13 @@ SIZES: dict[str, dict[str, int]] = {
     "1.4B": {"d_model": 2048, "d_ff": 5632, "n_heads": 16, "decoder_layers": 24},
     "7B": {"d_model": 4096, "d_ff": 11008, "n_heads": 32, "decoder_layers": 32},
 }
-VOCABULARY, CONTEXT, TOKENS_A_GPU = 32_000, 2048, 8 * 2048
+VOCABULARY, CONTEXT, THOUSAND = 32_000, 2048, 1000
 LAYOUTS = (("ddp", 1), ("ddp", 8), ("fsdp2", 8), ("fsdp2", 64))
+STATES = ("weights", "gradients", "adam", "copies", "exchange")
 
 
-def recipe_for(size: str, parallel: str, processes: int) -> Recipe:
-    """A bf16 language model whose step gives every GPU the same number of tokens."""
+def recipe_for(size: str, parallel: str, context: int) -> Recipe:
+    """A language model in bf16 of one of the sizes."""
     content: dict[str, Any] = {
         "name": size,
         "task": "causal-lm",
@@ -37,8 +39,8 @@ def recipe_for(size: str, parallel: str, processes: int) -> Recipe:
             "corpus": "hub-text",
             "hub": {"name": "a corpus"},
             "vocab_size": VOCABULARY,
-            "block_size": CONTEXT,
-            "max_tokens": TOKENS_A_GPU * processes,
+            "block_size": context,
+            "max_tokens": max(THOUSAND, context),
         },
         "model": {**SIZES[size], "activation": "swiglu", "norm_type": "rms", "position": "rope"},
         "train": {"precision": "bf16", "parallel": parallel},
@@ -46,30 +48,40 @@ def recipe_for(size: str, parallel: str, processes: int) -> Recipe:
     return Recipe.model_validate(content)
 
 
+def activations(size: str, model: QvattnModel, context: int) -> float:
+    """Bytes for 1,000 tokens on one process."""
+    recipe = recipe_for(size, "ddp", context)
+    return memory(recipe, model, length=context)["activations"] * THOUSAND / recipe.data.max_tokens
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--hardware", default="h100-sxm")
     parser.add_argument("--utilisation", type=float, default=0.4)
     chosen = parser.parse_args()
-    peak = load_hardware(chosen.hardware).flops["bf16"]
-    print(f"| parameters | layout | weights | gradients | Adam | bf16 copies | exchange | activations | total |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    speeds = []
+    peak = table()[chosen.hardware].flops["bf16"]
+    print("| parameters | layout | weights | gradients | Adam | bf16 copies | exchange | sum |")
+    print("|---|---|---|---|---|---|---|---|")
+    rows = []
     for size, shape in SIZES.items():
+        with torch.device("meta"):
+            model = model_for(recipe_for(size, "ddp", CONTEXT), VOCABULARY, VOCABULARY)
+        count = f"{model.num_parameters() / 1e9:.2f}B"
         for parallel, processes in LAYOUTS:
-            recipe = recipe_for(size, parallel, processes)
-            with torch.device("meta"):
-                model = model_for(recipe, VOCABULARY, VOCABULARY)
-            found = memory(recipe, model, length=CONTEXT, processes=processes)
-            cells = [f"{found[key] / 1e9:.1f}" for key in found]
-            print(f"| {model.num_parameters() / 1e9:.2f}B | {parallel} x {processes} | " + " | ".join(cells) + " |")
-        count = model.num_parameters()
-        flops = 6 * count + 12 * shape["decoder_layers"] * shape["d_model"] * CONTEXT
-        speeds.append((count, flops, chosen.utilisation * peak / flops))
-    print(f"\n| parameters | FLOPs a token | tokens/s a GPU at {chosen.utilisation:.0%} of {chosen.hardware} |")
-    print("|---|---|---|")
-    for count, flops, speed in speeds:
-        print(f"| {count / 1e9:.2f}B | {flops / 1e9:.1f} G | {speed:,.0f} |")
+            found = memory(recipe_for(size, parallel, CONTEXT), model, length=CONTEXT, processes=processes)
+            cells = [found[key] for key in STATES]
+            print(
+                f"| {count} | {parallel} x {processes} | "
+                + " | ".join(f"{c / 1e9:.1f}" for c in (*cells, sum(cells)))
+                + " |"
+            )
+        flops = 6 * model.num_parameters() + 12 * shape["decoder_layers"] * shape["d_model"] * CONTEXT
+        fused, written = (activations(size, model, context) / 1e9 for context in (2, CONTEXT))
+        speed = chosen.utilisation * peak / flops
+        rows.append(f"| {count} | {fused:.1f} | {written:.1f} | {flops / 1e9:.1f} G | {speed:,.0f} |")
+    print("\n| parameters | activations, fused kernel | attention written out | FLOPs a token | tokens/s a GPU |")
+    print("|---|---|---|---|---|")
+    print("\n".join(rows))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def torchrun(*command: str | Path) -> subprocess.CompletedProcess[str]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*launch, *map(str, command)], env=environment, capture_output=True, text=True, timeout=900, check=False
+        [*launch, *map(str, command)], env=environment, capture_output=True, text=True, timeout=1800, check=False
     )
 
 

@@ -40,8 +40,8 @@ def start(launcher: Sequence[str], recipe: Path, run_dir: Path, *arguments: str)
     )
 
 
-def ended(process: subprocess.Popen[str], seconds: float = 400) -> tuple[str, str]:
-    """What it printed; a job that hangs is killed, and the test fails."""
+def ended(process: subprocess.Popen[str], seconds: float = 1800) -> tuple[str, str]:
+    """What it printed; a job that hangs is killed, and the test fails. The machine may be busy: the limits are wide."""
     try:
         return process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -98,8 +98,15 @@ def workers(process: subprocess.Popen[str]) -> dict[int, int]:
     return found
 
 
+def wait_for_workers(process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 1200
+    while len(workers(process)) < 2:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+
+
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 1200
     while time.monotonic() < deadline:
         found = last_checkpoint(run_dir)
         if found is not None and found.step >= step:
@@ -121,9 +128,9 @@ def test_a_killed_process_ends_the_job_and_the_next_start_goes_on(
     wait_for_step(run, 3, process)
     os.kill(workers(process)[1], signal.SIGKILL)
     killed = time.monotonic()
-    _, said = ended(process, 120)
+    _, said = ended(process)
     assert process.returncode != 0
-    assert time.monotonic() - killed < 100
+    assert time.monotonic() - killed < 500  # a hang would last train.process_timeout, 600 seconds
     assert "process 0 of 2 lost contact with another one" in said
     assert "start the job again with --resume" in said
     assert "SIGKILL" in said or "-9" in said  # torchrun's own account
@@ -142,7 +149,7 @@ def test_an_error_ends_every_process_and_is_told_once(toy_file: Path, tmp_path: 
     """A directory that may not be used: the main process says so, the other one ends without a word of its own."""
     (tmp_path / "thesis.tex").write_text("years of work")
     process = start(TORCHRUN, toy_file, tmp_path)
-    _, said = ended(process, 200)
+    _, said = ended(process)
     assert process.returncode != 0
     assert said.count("qvattn: error:") == 1
     assert "is not empty" in said
@@ -156,7 +163,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_every_process(toy_file: Path, 
     wait_for_step(run, 1, process)
     (run / "checkpoints").rename(run / "elsewhere")
     (run / "checkpoints").write_text("not a directory")
-    _, said = ended(process, 200)
+    _, said = ended(process)
     assert process.returncode != 0
     assert said.count("could not be written") >= 1
     assert json.loads((run / "results.json").read_text())["status"] == "failed"
@@ -175,7 +182,7 @@ def test_the_whole_job_is_told_to_stop(toy_file: Path, tmp_path: Path) -> None:
         time.sleep(0.02)
     time.sleep(1.0)
     process.terminate()
-    _, said = ended(process, 120)
+    _, said = ended(process)
     assert "stopped by SIGTERM after step" in said
     kept = last_checkpoint(run)
     assert kept is not None and kept.sharded and 0 < kept.step < 4000
@@ -185,26 +192,28 @@ def test_the_whole_job_is_told_to_stop(toy_file: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_killed_at_random_five_times(toy_file: Path, tmp_path: Path, parallel: str) -> None:
-    """Either process of two, at any moment, five times: the last weights are those of an undisturbed run, to the bit."""
+    """Either process of two, at any moment, five times: the last weights are an undisturbed run's, to the bit."""
     steps = ["train.steps=60", "train.save_every=2", "train.validate_every=20", f"train.parallel={parallel}"]
     process = start(TORCHRUN, toy_file, tmp_path / "whole", *steps)
     _, said = ended(process)
     assert process.returncode == 0, said
     draw = random.Random(5)
     run, kills = tmp_path / "killed", 0
-    while kills < 5:
+    for training in (True, False, True, True, False):  # in the middle of its steps, or while it starts
+        before = last_checkpoint(run)
         process = start(TORCHRUN, toy_file, run, *steps, "--resume")
-        if kills:
-            time.sleep(draw.uniform(0.0, 20.0))  # also while it starts, and while it reads the checkpoint
+        if training:
+            wait_for_step(run, (before.step if before else 0) + 2 * draw.randint(1, 5), process)
+            time.sleep(draw.uniform(0.0, 0.1))
         else:
-            wait_for_step(run, 2, process)
-        found = workers(process) if process.poll() is None else {}
-        if found:
-            os.kill(draw.choice(sorted(found.values())), signal.SIGKILL)
-            kills += 1
-        ended(process, 200)
-        if process.returncode == 0:
-            break
+            wait_for_workers(process)
+            time.sleep(draw.uniform(0.0, 5.0))
+        found = workers(process)
+        assert found, process.communicate()[1]
+        os.kill(draw.choice(sorted(found.values())), signal.SIGKILL)
+        kills += 1
+        ended(process)
+        assert process.returncode != 0
     process = start(TORCHRUN, toy_file, run, *steps, "--resume")
     _, said = ended(process)
     assert process.returncode == 0, said
