@@ -98,14 +98,15 @@ def _encode_for(
 ) -> EncodedData:
     """Encoded once, by the main process; what is streamed is never in memory, nor is what several processes share."""
     folder = run_dir / ENCODED
-    if processes is None or recipe.data.corpus == "mqar":
+    streamed = recipe.data.hub is not None and recipe.data.hub.streaming
+    if processes is None or recipe.data.corpus == "mqar" or (processes.count == 1 and not streamed):
         return encode(recipe, tokenizers)
     with processes.together():
-        if processes.is_main and recipe.data.hub is not None and recipe.data.hub.streaming:
+        if processes.is_main and streamed:
             write_streamed(folder, recipe.data, tokenizers)
-        elif processes.is_main and processes.count > 1:
+        elif processes.is_main:
             write_encoded(folder, encode(recipe, tokenizers))
-    return read_encoded(folder) if folder.is_dir() else encode(recipe, tokenizers)
+    return read_encoded(folder)
 
 
 def encode(recipe: Recipe, tokenizers: Tokenizers | None = None) -> EncodedData:

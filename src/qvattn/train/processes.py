@@ -108,7 +108,8 @@ class Processes:
             yield
         except RuntimeError as error:
             text = " ".join(str(error).split())
-            if self.count == 1 or not any(sign in text.lower() for sign in SIGNS_OF_LOSS):
+            of_a_backend = type(error) is RuntimeError or isinstance(error, dist.DistError)
+            if self.count == 1 or not of_a_backend or not any(sign in text.lower() for sign in SIGNS_OF_LOSS):
                 raise
             raise LostProcessError(
                 f"process {self.index} of {self.count} lost contact with another one, which has died or is silent "
