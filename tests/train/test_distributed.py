@@ -23,6 +23,7 @@ from qvattn.data import BatchPlan
 from qvattn.errors import UserError
 from qvattn.models import CausalLM, TranslationModel
 from qvattn.train.checkpoint import find_checkpoint, last_checkpoint
+from qvattn.train.dry_run import memory
 from qvattn.train.export import export_run
 from qvattn.train.history import read_history
 from qvattn.train.prepare import encode
@@ -229,6 +230,18 @@ def test_shards_are_safetensors_of_both_processes(root: Path) -> None:
     assert checkpoint.damage(resume=True) is None
     sizes = [(checkpoint.path / "model" / name).stat().st_size for name in os.listdir(checkpoint.path / "model")]
     assert max(sizes) < 1.2 * min(sizes)
+
+
+def test_estimated_memory_is_what_a_process_holds(root: Path, toy_yaml: str) -> None:
+    """Weights and moments of each of two processes, as counted from their shards, within a tenth of the dry run's."""
+    recipe = recipe_of(toy_yaml, *TOY, *FSDP)
+    checkpoint = find_checkpoint(root / "fsdp", "last")
+    expected = memory(recipe, TranslationModel.from_pretrained(checkpoint), length=8.0, processes=2)
+    for folder, kept, name in (("model", "", "weights"), ("optimizer", "exp_avg", "adam")):
+        for file in (checkpoint / folder).iterdir():
+            tensors = load_file(file)
+            held = sum(t.numel() * t.element_size() for key, t in tensors.items() if key.startswith(kept))
+            assert held == pytest.approx(expected[name], rel=0.1)
 
 
 def test_exported_equals_the_shards(root: Path, tmp_path: Path) -> None:
