@@ -74,7 +74,7 @@ class Forker:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=PATIENCE)
 
 
 def phase(run_dir: Path) -> str:

@@ -184,7 +184,7 @@ def test_gzip_that_expands_a_thousandfold_is_refused(tmp_path: Path, line: bool)
         for _ in range(300):
             file.write(piece)
     spec = DataSpec.model_validate({"corpus": "text", "train_text": str(path), "valid_fraction": 0.1})
-    with modest(), pytest.raises(UserError, match=r"bomb\.gz"):
+    with modest(256), pytest.raises(UserError, match=r"bomb\.gz"):
         load_text(spec)
     count("fuzzed: corpora", "refused")
 

@@ -20,7 +20,7 @@ from ..errors import UserError
 _BOM = b"\xef\xbb\xbf"
 LONGEST_LINE = 2**24
 """Bytes. A line is a sentence or a document; what is longer is another kind of file."""
-MOST_EXPANSION, UNSUSPICIOUS = 200, 2**25
+MOST_EXPANSION, UNSUSPICIOUS = 50, 2**25
 """How many times its size a compressed file may become, once it is this large: text becomes three to ten times."""
 
 

@@ -6,8 +6,10 @@ must never make a large model. Only safetensors are weights here: nothing is eve
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,6 +29,7 @@ def check_saved(kind: type[PreTrainedModel], folder: Path, config: Any = None) -
     shapes = _shapes(folder)
     if config is None:
         config = _config(kind, folder)
+    _check_types(config, folder)
     for field in DEPTHS:
         depth = getattr(config, field, 0)
         if not isinstance(depth, int) or depth > len(shapes):
@@ -41,6 +44,19 @@ def check_saved(kind: type[PreTrainedModel], folder: Path, config: Any = None) -
     wrong = [name for name, tensor in wanted.items() if name in shapes and tuple(tensor.shape) != shapes[name]]
     if wrong:
         raise UserError(f"{folder}: mismatched keys: {', '.join(sorted(wrong)[:5])}")
+
+
+def _check_types(config: Any, folder: Path) -> None:
+    """Numbers must be numbers: a config takes whatever JSON holds, and a model would stumble over it much later."""
+    for field, hint in get_type_hints(type(config)).items():
+        allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        if not set(allowed) <= {int, float, bool, str, NoneType} or not hasattr(config, field):
+            continue
+        value = getattr(config, field)
+        fits = type(value) in allowed or (float in allowed and type(value) is int)
+        if not fits or (isinstance(value, float) and not math.isfinite(value)):
+            names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in allowed)
+            raise UserError(f"{folder / 'config.json'}: {field}={value!r}: expected {names}")
 
 
 def _config(kind: type[PreTrainedModel], folder: Path) -> PreTrainedConfig:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 
 from ..errors import UserError
-from ..files import DRAFT, delete, discard, discard_drafts, flush, write_atomically
+from ..files import DRAFT, advice, delete, discard, discard_drafts, flush, write_atomically
 from ..untrusted import parse_json
 
 STATE, OPTIMIZER, SUMS = "state.json", "optimizer.pt", "SHA256SUMS"
@@ -196,7 +196,8 @@ def write_checkpoint(
         draft.mkdir()
         known = save_model(draft) or {}
         if optimizer_state is not None:
-            torch.save(optimizer_state, draft / OPTIMIZER)
+            with (draft / OPTIMIZER).open("wb") as file:  # torch itself does not say that the disk is full
+                torch.save(optimizer_state, file)
         (draft / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
         _write_sums(draft, known)
         mode = (draft / STATE).stat().st_mode  # safetensors keeps its files from everybody else
@@ -213,7 +214,8 @@ def write_checkpoint(
         kept = last_checkpoint(run_dir)
         intact = f"the checkpoint of step {kept.step} is intact" if kept else "there is no earlier checkpoint"
         raise CheckpointError(
-            f"step {step}: the checkpoint could not be written to {folder}: {_reason(error)}; {intact}"
+            f"step {step}: the checkpoint could not be written to {folder}: {_reason(error)}; "
+            f"{intact}{_what_to_do(error)}"
         ) from error
     best = state.get("best")
     _link(folder / "last", final.name)
@@ -296,11 +298,24 @@ def _write_sums(folder: Path, known: Mapping[str, str]) -> None:
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
-def _reason(error: BaseException) -> str:
-    """The system's own words where there are any ("No space left on device")."""
+def _refusal(error: BaseException) -> OSError | None:
+    """The system's refusal behind an error of a library."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
+            return cause
         cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _what_to_do(error: BaseException) -> str:
+    refusal = _refusal(error)
+    return f"; {advice(refusal)}, then go on with --resume" if refusal and advice(refusal) else ""
+
+
+def _reason(error: BaseException) -> str:
+    """The system's own words where there are any ("No space left on device")."""
+    refusal = _refusal(error)
+    if refusal is not None:
+        return str(refusal.strerror)
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -22,6 +22,7 @@ from .layers import Layer, Shape, Weights
 from .own import EXTRA, of_causal_lm, of_spec, of_translation
 from .weights import count
 
+DEPTHS, DEEPEST = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "layers", "num_transformer_layers"), 4096
 OUTSIDE = ("openelm",)
 """Families whose code is not in the library: their config is read as it is, their weights are counted by formula."""
 
@@ -81,6 +82,18 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _of_fields(fields: dict[str, Any], name: str) -> Shape:
+    try:
+        return _read_fields(fields, name)
+    except UserError:
+        raise
+    except Exception as error:  # a config of any family, with any values
+        raise UserError(
+            f"{name}: no model can be planned from it: {type(error).__name__}: {_first_line(error)}"
+        ) from None
+
+
+def _read_fields(fields: dict[str, Any], name: str) -> Shape:
+    _check_depth(fields, name)
     if "model_type" not in fields:
         if "variant" in fields or "n_heads" in fields:
             return of_spec(fields, name)
@@ -90,7 +103,7 @@ def _of_fields(fields: dict[str, Any], name: str) -> Shape:
         config = PreTrainedConfig(**{key: value for key, value in fields.items() if key != "model_type"})
         config.model_type = kind
         return shape_of_config(config, name)
-    if kind not in CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise UserError(
             f"{name}: model_type={kind!r} is not in the library, and no code that comes with a model is run"
         )
@@ -99,6 +112,13 @@ def _of_fields(fields: dict[str, Any], name: str) -> Shape:
     except Exception as error:
         raise UserError(f"{name}: model_type={kind!r}: {_first_line(error)}") from None
     return shape_of_config(config, name)
+
+
+def _check_depth(fields: dict[str, Any], name: str) -> None:
+    """Layers are built one by one, though without their numbers: a slip of a digit would take for ever."""
+    for field in DEPTHS:
+        if isinstance(fields.get(field), int) and fields[field] > DEEPEST:
+            raise UserError(f"{name}: {field}={fields[field]}: allowed are up to {DEEPEST:,}")
 
 
 def _of_hub(name: str) -> Shape:
