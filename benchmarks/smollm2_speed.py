@@ -9,9 +9,10 @@ shipped     LlamaForCausalLM.generate in fp32 with its own DynamicCache and PyTo
 engine      `qvattn.decode` over the same weights (`qvattn.hf.adopt`), fp32
 converted   `qvattn.decode` over the checkpoint of --converted, fp32
 
-Every candidate has read the same prompts (text of --text, or of QVATTN_DATA/wikitext2; random ids otherwise) and then,
-in turn, one round after the other in one process, adds --new tokens greedily; its cache is cropped back after every
-round. ms per step is the time of a round over its tokens. Tokens of shipped and engine are compared in every round.
+Shipped and engine have read the same prompts (text of --text, or of QVATTN_DATA/wikitext-2; random ids otherwise); the
+cache of the converted model holds random numbers, since its tokens are its own. Then, in turn, one round after the
+other in one process, each adds --new tokens greedily; its cache is cropped back after every round. ms per step is the
+time of a round over its tokens. Tokens of shipped and engine are compared.
 Cache bytes are those of the stored entries; "reserved" is what is allocated for them; predicted is `qvattn plan`'s.
 """
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import gzip
 import json
 import os
 import statistics
@@ -38,6 +40,7 @@ from qvattn.decode.choice import largest
 from qvattn.decode.greedy import decode_rows
 from qvattn.decode.session import PromptSession
 from qvattn.hf import adopt
+from qvattn.hf.foreign.adopting import adopted
 from qvattn.hf.foreign.sources import find
 from qvattn.lab.plan.costs import bytes_per_token
 from qvattn.lab.plan.own import of_causal_lm
@@ -55,20 +58,20 @@ class Continued(PromptSession):
     def __init__(self, lean_model: LeanModel, rows: int, capacity: int) -> None:
         super().__init__(lean_model, torch.zeros(rows, 1, dtype=torch.long), None, 1)
         self.cache.reserve(capacity)
-        self.after: Tensor | None = None
+        self.context, self.newest = 0, torch.zeros(rows, dtype=torch.long)
 
     def extend(self, ids: Tensor) -> None:
         """Read ids (B, n) after what has been read."""
-        start = self.cache.length
-        positions = torch.arange(start, start + ids.shape[1], dtype=torch.int32).expand(ids.shape)
-        self.after = self._read(ids, positions).clone()
-        self.context = self.cache.length
+        self.cache.crop(self.context)
+        positions = torch.arange(self.context, self.context + ids.shape[1], dtype=torch.int32).expand(ids.shape)
+        self._read(ids, positions)
+        self.context, self.newest = self.cache.length, ids[:, -1].clone()
 
     def begin(self) -> Tensor:
-        self.cache.crop(self.context)
-        self.last = self.context - 1
-        assert self.after is not None
-        return self.after
+        """The last token of the prompt once more: as many passes as tokens, as in generate()."""
+        self.cache.crop(self.context - 1)
+        self.last = self.context - 2
+        return self.step(self.newest)
 
 
 class Ours:
@@ -87,12 +90,12 @@ class Ours:
     def fill(self, count: int) -> None:
         """Random entries for `count` more tokens."""
         cache = self.session.cache
+        cache.crop(self.session.context)
         cache.advance(cache.next_positions(count))
         for layer in range(len(self.model.decoder.layers)):
             for stream in cache.read(layer).values():
                 stream[:, :, -count:].normal_()
         self.session.context = cache.length
-        self.session.after = torch.randn(cache.batch_size, self.model.config.vocab_size)
 
     def round(self, new: int) -> Tensor:
         return decode_rows(self.session, largest, max_new_tokens=new, eos=[])
@@ -158,11 +161,12 @@ def prompts(args: argparse.Namespace, tokenizer: Any, length: int) -> Tensor:
     """Ids (B, length): consecutive stretches of the text, or random ones."""
     path = args.text
     if path is None and os.environ.get("QVATTN_DATA"):
-        found = sorted(Path(os.environ["QVATTN_DATA"]).glob("wikitext*2*/**/*test*"))
+        found = sorted(Path(os.environ["QVATTN_DATA"]).glob("wikitext-2/*test*"))
         path = str(found[0]) if found else None
     if path is None or args.fill == "random":
         return torch.randint(3, 49152, (args.batch, length), generator=torch.Generator().manual_seed(args.seed))
-    text = Path(path).read_text(encoding="utf-8")[: 8 * args.batch * length]
+    with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
+        text = file.read(8 * args.batch * length)
     ids = torch.tensor(tokenizer(text)["input_ids"])
     if ids.numel() < args.batch * length:
         sys.exit(f"{path}: {ids.numel()} tokens, {args.batch * length} are needed")
@@ -216,7 +220,7 @@ def main() -> None:
     parser.add_argument("--fill", choices=["prompt", "random"], default="prompt")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--profile", action="store_true", help="where a step of the engine spends its time")
+    parser.add_argument("--profile", action="store_true", help="where a step of the last candidate spends its time")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -230,7 +234,7 @@ def main() -> None:
     ids = prompts(args, tokenizer, longest)
     makers: dict[str, Callable[[], Any]] = {
         "shipped": lambda: Shipped(theirs, args.batch),
-        "engine": lambda: Ours(adopt(theirs), args.batch, longest + args.new),
+        "engine": lambda: Ours(adopted(theirs, None, None, copy=False), args.batch, longest + args.new),
         "converted": lambda: Ours(adopt(args.converted, dtype=torch.float32), args.batch, longest + args.new),
     }
     results: dict[str, Any] = {}
@@ -239,14 +243,14 @@ def main() -> None:
         held = 0
         for context in sorted(args.contexts):
             for runner in runners.values():
-                if args.fill == "random":
+                if args.fill == "random" or runner is runners.get("converted"):
                     runner.fill(context - held)
                 else:
                     runner.extend(ids[:, held:context])
                 gc.collect()
             held = context
             if args.profile:
-                profile(runners["engine"], args.new)
+                profile(runners[wanted[-1]], args.new)
             results[str(context)] = measure(args, runners, context)
     out = {
         "model": source.name,

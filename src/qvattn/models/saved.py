@@ -48,7 +48,7 @@ def check_saved(kind: type[PreTrainedModel], folder: Path, config: Any = None) -
 
 def _check_types(config: Any, folder: Path) -> None:
     """Numbers must be numbers: a config takes whatever JSON holds, and a model would stumble over it much later."""
-    for field, hint in get_type_hints(type(config)).items():
+    for field, hint in get_type_hints(type(config), localns={"torch": torch}).items():
         allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
         if not set(allowed) <= {int, float, bool, str, NoneType} or not hasattr(config, field):
             continue

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.terms import ScoreTerm, ValueTerm, per_query_head
-from ..positions import POSITIONS, Rotation, rotate
+from ..positions import POSITIONS, Rotation
 from ..streams import Stream
 from .base import Streams, Terms, Variant, default_shared_heads
 from .folding import per_head
@@ -114,9 +114,8 @@ class QVKa(Variant):
         return ValueTerm(stream=s["v"], groups=self.spec.groups_of(self.v_heads))
 
     def expand(self, q: Mapping[str, Tensor], s: Streams, rotation: Rotation | None) -> Terms:
-        k = rotate(self.keys(s["v"], s["g"][:, 0]), rotation)
-        score = ScoreTerm(q=q["q"], stream=k, groups=self.spec.groups_of(self.k_heads))
-        return Terms([score], self._value(s))
+        k, groups = self.keys(s["v"], s["g"][:, 0]), self.spec.groups_of(self.k_heads)
+        return Terms([ScoreTerm(q=q["q"], stream=k, groups=groups, rotation=rotation)], self._value(s))
 
     def keys(self, v: Tensor, g: Tensor) -> Tensor:
         """The rebuilt keys before any rotation: v (B, G, T, D), g (B, T, C) -> (B, k_heads, T, d_key).
@@ -136,12 +135,12 @@ class QVKa(Variant):
 
     def _shared_part(self, v: Tensor, g: Tensor) -> Tensor:
         """What every head's key takes from what all heads share, (B * T, k_heads * d_key)."""
-        rows, factor = g.flatten(0, 1), self.context_to_key
+        read, factor = g, self.context_to_key
         if self.spec.key_from == "all":
             assert self.value_to_key is not None
-            rows = torch.cat((rows, v.transpose(1, 2).flatten(2).flatten(0, 1)), dim=-1)
+            read = torch.cat((g, *v.unbind(1)), dim=-1)
             factor = torch.cat((factor, self.value_to_key), dim=1)
-        return rows @ factor.transpose(0, 1).flatten(1)
+        return read.flatten(0, 1) @ factor.transpose(0, 1).flatten(1)
 
     def absorb(self, q: Mapping[str, Tensor], s: Streams, rotation: Rotation | None) -> Terms:
         groups, value = self.spec.groups_of(self.k_heads), self._value(s)

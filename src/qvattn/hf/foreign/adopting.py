@@ -29,7 +29,7 @@ def adopt(
     features that are not supported, and weights that are missing, unexpected or of another shape: nothing is random.
     """
     if isinstance(model_or_path, PreTrainedModel):
-        return _adopted(model_or_path, tokenizer, dtype, copy=True)
+        return adopted(model_or_path, tokenizer, dtype, copy=True)
     source = find(model_or_path)
     config = config_of(source)
     if isinstance(config, CausalLMConfig):
@@ -37,12 +37,13 @@ def adopt(
         ours.tokenizer = tokenizer or tokenizer_of(source)
         return ours
     family(config).fields(config)  # refuses before weights are read
-    model = _adopted(load(source, config, dtype), tokenizer or tokenizer_of(source), dtype, copy=False)
+    model = adopted(load(source, config, dtype), tokenizer or tokenizer_of(source), dtype, copy=False)
     model.config.base_model |= {"name": source.name, "licence": source.licence}
     return model
 
 
-def _adopted(theirs: PreTrainedModel, tokenizer: Any, dtype: torch.dtype | str | None, *, copy: bool) -> CausalLM:
+def adopted(theirs: PreTrainedModel, tokenizer: Any, dtype: torch.dtype | str | None, *, copy: bool) -> CausalLM:
+    """A loaded model as ours, see `adopt`. copy: of the weights; otherwise both models share what can be shared."""
     if isinstance(theirs, CausalLM):
         theirs.tokenizer = tokenizer or theirs.tokenizer
         return theirs
