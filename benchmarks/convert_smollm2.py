@@ -1,8 +1,9 @@
 """The table of docs/results/smollm2_convert.md: SmolLM2-135M converted in several ways, perplexity on WikiText-2.
 
-Each row is what `qvattn convert smollm2-135m` gives with the same options; the sensitivities, which are the same for
-all rows, and the held-out losses of every window are kept in WORK, so that the script goes on where it was stopped and
-several processes may share the rows (a row is claimed by a lock file).
+Each row is what `qvattn convert smollm2-135m` does, on the first 8 windows of the validation text instead of 8 drawn
+with a seed. The sensitivities, which are the same for all rows, and the held-out losses of every window are kept in
+WORK, so that the script goes on where it was stopped and several processes may share the rows (a row is claimed by a
+lock file).
 
     python benchmarks/convert_smollm2.py weigh --data $QVATTN_DATA/wikitext-2 --work WORK
     python benchmarks/convert_smollm2.py rows --data $QVATTN_DATA/wikitext-2 --work WORK [--only NAME]
@@ -24,10 +25,11 @@ from torch import Tensor
 from qvattn.hf import adopt
 from qvattn.hf.convert import Options, Target, WindowLosses, convert_layers, weighed, window_losses
 from qvattn.hf.convert.budget import measure, spend
-from qvattn.hf.convert.run import _texts, assembled
-from qvattn.hf.convert.saving import save
+from qvattn.hf.convert.run import assembled
+from qvattn.hf.convert.saving import REPORT, save
 from qvattn.hf.convert.specs import target_specs
 from qvattn.hf.convert.weighing import by_activations
+from qvattn.hf.heal.text import cut, read_ids
 from qvattn.models import CausalLM
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -49,8 +51,19 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def options(data: Path) -> Options:
-    return Options(calibration=str(data / "wiki.valid.raw.gz"), heldout=str(data / "wiki.test.raw.gz"))
+WINDOW, CALIBRATION, HELDOUT = 2048, 8, 16
+"""Tokens of a window; windows from the start of the validation text to fit on, and of the test text to measure on."""
+
+
+def texts(model: CausalLM, data: Path) -> tuple[Tensor, Tensor]:
+    """Calibration and held-out windows."""
+    found = []
+    for file, count in (("wiki.valid.raw.gz", CALIBRATION), ("wiki.test.raw.gz", HELDOUT)):
+        path = str(data / file)
+        found.append(
+            torch.from_numpy(cut(read_ids(path, "data", model.tokenizer), WINDOW, path, "data")[:count]).long()
+        )
+    return found[0], found[1]
 
 
 def say(*what: Any) -> None:
@@ -67,19 +80,21 @@ def original(work: Path) -> CausalLM:
 
 def weigh(data: Path, work: Path) -> None:
     model = original(work)
-    calibration, _ = _texts(model, options(data))
-    found = weighed(model, calibration, options(data), say)
+    calibration, _ = texts(model, data)
+    found = weighed(model, calibration, Options(calibration=str(data)), say)
     torch.save(found, work / "weighings.draft")
     (work / "weighings.draft").rename(work / "weighings.pt")
 
 
 def row(name: str, data: Path, work: Path) -> None:
     given = dict(ROWS[name][1])
-    model = original(work)
-    calibration, heldout = _texts(model, options(data))
-    assert heldout is not None
-    info: dict[str, Any] = {"name": ROWS[name][0], "options": given}
-    if given:
+    model, converted = original(work), work / "models" / name
+    calibration, heldout = texts(model, data)
+    info: dict[str, Any] = {"name": ROWS[name][0], "options": dict(given)}
+    if given and (converted / REPORT).is_file():
+        model = adopt(str(converted))
+        info |= json.loads((converted / REPORT).read_text())
+    elif given:
         budget, weighing = given.pop("budget", "equal"), given.pop("weighing", "sensitivity")
         target = Target(**{"variant": "qv-ka-gqa"} | given)
         if weighing == "activations":
@@ -94,7 +109,7 @@ def row(name: str, data: Path, work: Path) -> None:
         info["key_residuals"] = [r.keys for r in residuals]
         info["value_residuals"] = [r.values for r in residuals]
         info["widths"] = [spec.d_ctx or spec.kv_rank for spec in specs]
-        save(model, info, work / "models" / name)
+        save(model, info, converted)
     info["cache_bytes_per_token"] = model.cache_elements_per_token() * model.dtype.itemsize
     info["sums"] = losses(model, heldout, work / f"{name}.losses.json", name)
     info["per_window"] = heldout.shape[1] - 1
