@@ -34,6 +34,8 @@ from qvattn.variants import VARIANTS
 
 from .conftest import toy_text
 
+pytestmark = pytest.mark.xdist_group("two processes")  # one worker, so that the runs are done once
+
 WORKER = Path(__file__).with_name("distributed_worker.py")
 STEPS = 14
 TOY = (

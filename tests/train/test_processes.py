@@ -49,7 +49,11 @@ def ended(process: subprocess.Popen[str], seconds: float = 1800) -> tuple[str, s
         raise
 
 
-@pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param(TORCHRUN, marks=pytest.mark.slow), ACCELERATE],
+    ids=["torchrun", "accelerate"],
+)
 def test_launchers(toy: MakeRecipe, toy_file: Path, tmp_path: Path, launcher: list[str]) -> None:
     """Divided (accelerate asks for it) or not, and whatever the launcher thinks of accumulation: one process's run."""
     process = start(launcher, toy_file, tmp_path / "two", *OVERRIDES, "--json")
@@ -145,6 +149,7 @@ def test_a_killed_process_ends_the_job_and_the_next_start_goes_on(
     assert_alike(tmp_path / "one", run, loss=1e-4, weights=5e-4)
 
 
+@pytest.mark.slow
 def test_an_error_ends_every_process_and_is_told_once(toy_file: Path, tmp_path: Path) -> None:
     """A directory that may not be used: the main process says so, the other one ends without a word of its own."""
     (tmp_path / "thesis.tex").write_text("years of work")
