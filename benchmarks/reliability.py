@@ -87,7 +87,12 @@ def demo(steps: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        changes = [f"train.steps={steps}", "train.save_every=10", "train.keep_last=2", "train.tensorboard=false"]
+        changes = [
+            f"train.steps={steps}",
+            "train.save_every=10",
+            "train.keep_last=2",
+            "train.tensorboard=false",
+        ]
         command = ["train", "demo", "--variant", VARIANT, *changes]
         undisturbed = start([*command, "--run-dir", str(folder / "whole")], folder / "log")
         if undisturbed.wait() != 0:

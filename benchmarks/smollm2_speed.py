@@ -228,9 +228,15 @@ def main() -> None:
     logging.set_verbosity_error()
     wanted = args.only or ["shipped", "engine", *(["converted"] if args.converted else [])]
     source = find(args.model)
-    theirs = AutoModelForCausalLM.from_pretrained(source.place, dtype=torch.float32, **source.options).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        source.place, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, **source.options
+    ).eval()
     longest = max(args.contexts)
-    tokenizer = AutoTokenizer.from_pretrained(source.place, **source.options) if args.fill == "prompt" else None
+    tokenizer = (
+        AutoTokenizer.from_pretrained(source.place, trust_remote_code=False, **source.options)
+        if args.fill == "prompt"
+        else None
+    )
     ids = prompts(args, tokenizer, longest)
     makers: dict[str, Callable[[], Any]] = {
         "shipped": lambda: Shipped(theirs, args.batch),

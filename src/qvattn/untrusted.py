@@ -35,6 +35,8 @@ def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> An
         raise ValueError(" ".join(str(error).split())) from error
     except RecursionError:
         raise ValueError(f"nested more than {DEEPEST} deep") from None
+    except (AttributeError, LookupError, TypeError) as error:  # PyYAML trips over values that are not of their tag
+        raise ValueError(f"a value is not of the type that its tag names ({error})") from None
 
 
 def _check(root: yaml.Node) -> None:

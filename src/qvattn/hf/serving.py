@@ -40,7 +40,7 @@ def check_servable(model: str) -> None:
     """Raises UserError unless `model` is a saved language model of ours with a tokenizer that has a chat template."""
     source = find(model)
     try:
-        config = AutoConfig.from_pretrained(source.place, **source.options)
+        config = AutoConfig.from_pretrained(source.place, trust_remote_code=False, **source.options)
     except (OSError, ValueError) as error:
         raise UserError(f"{model}: cannot be read: {str(error).splitlines()[0]}") from None
     if not isinstance(config, CausalLMConfig):

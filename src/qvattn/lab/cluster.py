@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qvattn.errors import UserError
 from qvattn.files import write_atomically
 from qvattn.lab.grid import THREAD_VARIABLES, GridRun, RunState, RunStatus, describe_exit, last_line
 from qvattn.lab.runs import is_complete, read_json
+from qvattn.untrusted import parse_yaml
 
 Cluster = Literal["slurm", "local"]
 CLUSTERS: tuple[Cluster, ...] = get_args(Cluster)
@@ -91,8 +91,8 @@ def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
         if not equals or not key.strip().isidentifier():
             raise UserError(f"--cluster-options {pair!r}: expected NAME=VALUE, such as timeout_min=60")
         try:
-            options[key.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            options[key.strip()] = parse_yaml(text)
+        except ValueError as error:
             raise UserError(f"--cluster-options {pair!r}: the value is not valid YAML") from error
     return options
 

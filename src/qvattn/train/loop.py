@@ -468,7 +468,9 @@ def make_accelerator(spec: TrainSpec) -> Accelerator:
     AcceleratorState._reset_state()  # a process may train twice, with different precisions
     precision = {"fp32": "no"}.get(spec.precision, spec.precision)
     limit = InitProcessGroupKwargs(timeout=timedelta(seconds=spec.process_timeout))
-    accelerator = Accelerator(mixed_precision=precision, cpu=spec.device == "cpu", kwargs_handlers=[limit])
+    # said outright where there is no other device: otherwise processes without a GPU would not know of each other
+    cpu = spec.device == "cpu" or not torch.accelerator.is_available()
+    accelerator = Accelerator(mixed_precision=precision, cpu=cpu, kwargs_handlers=[limit])
     accelerator.gradient_accumulation_steps = 1
     if spec.precision == "fp16" and accelerator.device.type == "cpu":
         accelerator.native_amp = True

@@ -90,7 +90,9 @@ def load(source: Source, config: Any, dtype: torch.dtype | str | None) -> PreTra
         "ignore_mismatched_sizes": True,
     }
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(source.place, **options)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source.place, trust_remote_code=False, use_safetensors=True, **options
+        )
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"{source.name}: cannot be loaded: {str(error).splitlines()[0] if str(error) else error!r}"
@@ -108,7 +110,7 @@ def config_of(source: Source) -> Any:
     if source.gguf is not None:
         _need_gguf()
     try:
-        return AutoConfig.from_pretrained(source.place, **source.options)
+        return AutoConfig.from_pretrained(source.place, trust_remote_code=False, **source.options)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"{source.name}: cannot be read: {str(error).splitlines()[0] if str(error) else error!r}"
@@ -121,7 +123,7 @@ def tokenizer_of(source: Source) -> Any | None:
     if source.gguf is None and place.is_dir() and not any(any(place.glob(file)) for file in TOKENIZER_FILES):
         return None  # transformers would make an empty one
     try:
-        return AutoTokenizer.from_pretrained(source.place, **source.options)
+        return AutoTokenizer.from_pretrained(source.place, trust_remote_code=False, **source.options)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

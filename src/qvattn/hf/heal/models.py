@@ -53,7 +53,7 @@ def load_teacher(path: str) -> CausalLM:
 def load_words(path: str) -> Any:
     """The tokenizer of the converted checkpoint."""
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"converted={path!r}: its tokenizer cannot be loaded ({reason})") from error

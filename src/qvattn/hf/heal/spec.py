@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ...errors import UserError
 from ...train.recipe import TrainSpec
+from ...untrusted import parse_yaml
 
 DEFAULT_STEPS = 200
 
@@ -117,8 +118,8 @@ def dump_spec(spec: HealSpec) -> str:
 def read_spec(path: Path) -> HealSpec:
     """The spec in a heal.yaml. Raises UserError when it is not one."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: not the description of a healing run")
