@@ -49,7 +49,7 @@ def heal(
     test_tokens: Annotated[int, typer.Option(help="Tokens of each test text.")] = 32768,
     test_window: Annotated[int, typer.Option(help="Tokens of a window of the test texts, as in convert.")] = 2048,
     keep: Annotated[
-        str, typer.Option(help="Which weights become the checkpoint: best (on the curve) or last.")
+        str, typer.Option(help="Which weights become the checkpoint: best (lowest KL on the curve) or last.")
     ] = "best",
     seed: Annotated[int, typer.Option(help="Order of the windows, and LoRA's first values.")] = 1,
     threads: Annotated[

@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +56,8 @@ def test_divergence_falls_and_held_out_perplexity_improves(healed: tuple[Path, d
     assert float(rows[-1]["valid_kl"]) < float(rows[0]["valid_kl"]) / 2
     assert float(rows[-1]["valid_hidden"]) < float(rows[0]["valid_hidden"])
     assert float(rows[-1]["train_kl"]) < float(rows[1]["train_kl"])
+    assert result["best"]["metric"] == "valid_kl"
+    assert result["best"]["value"] == pytest.approx(min(float(row["valid_kl"]) for row in rows[1:]), rel=1e-6)
     test = result["test"][0]
     assert test["after"] < test["before"] and test["after_against_before"]["high"] < 0
     assert test["kl"]["after"]["mean"] < test["kl"]["before"]["mean"] / 2
@@ -94,6 +100,42 @@ def test_a_resumed_run_equals_an_uninterrupted_one(recipe: MakeSpec, tmp_path: P
     assert history(parts) == history(whole)
     ours, theirs = (load_file(out / "model.safetensors") for out in (parts, whole))
     assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_any_moment_goes_on_to_the_same_end(toy: Toy, tmp_path: Path) -> None:
+    options = ["--teacher", str(toy.teacher), "--text", str(toy.text), "--steps", "30", "--validations", "6"]
+    options += [
+        "--tokens",
+        "512",
+        "--micro-tokens",
+        "256",
+        "--context",
+        "32",
+        "--valid-tokens",
+        "256",
+        "--threads",
+        "1",
+    ]
+
+    def start(out: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "qvattn.cli", "heal", str(toy.converted), "--out", str(out), *options]
+        return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    for least in (7, 13, 26):  # rows of history.csv to wait for: within the run, each time further on
+        process = start(killed)
+        while process.poll() is None:
+            if (killed / "history.csv").is_file() and len((killed / "history.csv").read_text().splitlines()) > least:
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.01)
+        assert process.wait() == -signal.SIGKILL
+    assert start(killed).wait() == 0
+    assert start(whole).wait() == 0
+    assert history(killed) == history(whole)
+    ours, theirs = (load_file(out / "model.safetensors") for out in (killed, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 

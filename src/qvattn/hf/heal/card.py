@@ -29,7 +29,8 @@ def card_section(result: dict[str, Any]) -> str:
         ]
     valid = result["valid"]
     lines += [
-        f"Perplexity of the curve's held-out text: {valid['before']:.3f} before, {valid['best']:.3f} at the best step.",
+        f"On the curve's held-out text: perplexity {valid['before']:.3f} before, {valid['best']:.3f} at the best step; "
+        f"KL to the original {valid['before_kl']:.4f} and {valid['best_kl']:.4f}.",
         "Healing on one kind of text favours that kind: measure on your own.",
     ]
     return "\n".join(lines) + "\n"

@@ -33,7 +33,7 @@ from .choose import Learner
 from .curve import write_curve
 from .models import digest_of, load_student, load_teacher, load_words, save_healed
 from .pair import DistilledPair
-from .score import WindowScores, score_windows, summary
+from .score import Scorer, WindowScores, summary
 from .spec import DEFAULT_STEPS, HealSpec, changes, dump_spec, read_spec
 from .text import Windows, as_batches, cut, fingerprint, name_of, read_ids, training_windows
 
@@ -56,6 +56,7 @@ class _Run:
     data: TextDataset
     valid: list[dict[str, torch.Tensor]]
     tests: dict[str, Windows]
+    scorers: dict[str, Scorer]
     facts: dict[str, str]
 
 
@@ -129,6 +130,7 @@ def _heal(spec: HealSpec, out: Path, stop_at: int | None) -> dict[str, Any]:
         facts=run.facts,
         score=lambda: run.pair.read("train") | run.pair.read("valid"),
         columns=COLUMNS,
+        best_by="valid_kl",
         optimizer=_optimizer(run, settings, accelerator.device),
         advice=ADVICE,
         name="heal",
@@ -205,6 +207,7 @@ def _prepare(spec: HealSpec, out: Path) -> _Run:
         data=data,
         valid=as_batches(held_out, rows),
         tests=tests,
+        scorers={path: Scorer(pair, windows) for path, windows in tests.items()},
         facts=facts,
     )
 
@@ -228,7 +231,7 @@ def _scores_before(run: _Run) -> dict[str, WindowScores]:
             return {text: WindowScores(**scores) for text, scores in kept["scores"].items()}
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    found = {text: score_windows(run.pair, windows) for text, windows in run.tests.items()}
+    found = {text: scorer.score() for text, scorer in run.scorers.items()}
     write_json(path, {"of": key, "scores": {text: scores.as_dict() for text, scores in found.items()}})
     return found
 
@@ -335,7 +338,7 @@ def _finish(run: _Run, before: dict[str, WindowScores], result: dict[str, Any]) 
     healed = run.learner.merge()
     if run.stored != torch.float32:  # what is scored is what is stored
         healed.to(run.stored).float()
-    after = {text: score_windows(run.pair, windows) for text, windows in run.tests.items()}
+    after = {text: scorer.score() for text, scorer in run.scorers.items()}
     more: dict[str, Any] = {
         "kept": run.spec.keep,
         "valid": _curve_ends(read_history(run.out / HISTORY), result["best"]),
@@ -350,6 +353,9 @@ def _finish(run: _Run, before: dict[str, WindowScores], result: dict[str, Any]) 
 
 
 def _curve_ends(rows: Sequence[dict[str, str]], best: dict[str, Any] | None) -> dict[str, float | None]:
+    """Perplexity and KL of the curve's text at step 0, at the best step and at the last."""
     validated = [row for row in rows if row.get("valid_perplexity")]
-    first, last = (float(validated[i]["valid_perplexity"]) for i in (0, -1))
-    return {"before": first, "last": last, "best": best["perplexity"] if best else None}
+    ends: dict[str, float | None] = {}
+    for when, row in (("before", validated[0]), ("last", validated[-1])):
+        ends |= {when: float(row["valid_perplexity"]), f"{when}_kl": float(row["valid_kl"])}
+    return ends | {"best": best["perplexity"] if best else None, "best_kl": best["value"] if best else None}

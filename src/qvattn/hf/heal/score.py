@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...lab.statistics import estimate
+from ...models.objective import token_objective
 from .objective import divergence
 from .pair import DistilledPair
 from .text import Windows, as_batches
@@ -32,22 +34,32 @@ class WindowScores:
         return {"nll": self.nll, "teacher_nll": self.teacher_nll, "kl": self.kl, "tokens": self.tokens}
 
 
-def score_windows(pair: DistilledPair, windows: Windows) -> WindowScores:
-    """Scores of both models as they are, in their own precision, one window at a time."""
-    nll, teacher_nll, kl, tokens = [], [], [], 0
-    student, teacher = pair.student, pair.teacher
-    with torch.inference_mode():
-        for batch in as_batches(windows, 1):
+class Scorer:
+    """Scores a student against its teacher on fixed windows; what the teacher makes of them is computed once."""
+
+    def __init__(self, pair: DistilledPair, windows: Windows) -> None:
+        self.pair, self.batches = pair, as_batches(windows, 1)
+        self._teacher: list[tuple[Tensor, float]] = []
+
+    @torch.inference_mode()
+    def score(self) -> WindowScores:
+        """Scores of the student as it is, one window at a time, in the models' own precision."""
+        student, teacher = self.pair.student, self.pair.teacher
+        nll, kl, tokens = [], [], 0
+        for number, batch in enumerate(self.batches):
             ids, targets = batch["input_ids"], batch["labels"][:, 1:]
-            hidden, other = (pair.run(model, ids)[0][:, :-1] for model in (student, teacher))
-            own = divergence(hidden, student.output_weight, other, teacher.output_weight, targets)
-            theirs = divergence(other, teacher.output_weight, other, teacher.output_weight, targets)
-            count = int(own.tokens)
-            nll.append(own.nll.item() / count)
-            teacher_nll.append(theirs.nll.item() / count)
-            kl.append(own.kl.item() / count)
+            if number == len(self._teacher):
+                states = self.pair.run(teacher, ids)[0][:, :-1]
+                loss = token_objective(states, teacher.output_weight, targets).nll.item()
+                self._teacher.append((states, loss / targets.numel()))
+            hidden = self.pair.run(student, ids)[0][:, :-1]
+            theirs = self._teacher[number][0]
+            found = divergence(hidden, student.output_weight, theirs, teacher.output_weight, targets)
+            count = int(found.tokens)
+            nll.append(found.nll.item() / count)
+            kl.append(found.kl.item() / count)
             tokens += count
-    return WindowScores(nll=nll, teacher_nll=teacher_nll, kl=kl, tokens=tokens)
+        return WindowScores(nll=nll, teacher_nll=[loss for _, loss in self._teacher], kl=kl, tokens=tokens)
 
 
 def perplexity_of(nll: Sequence[float]) -> float:

@@ -27,7 +27,8 @@ class HealSpec(BaseModel):
     steps, minutes: the length of the run, one of them; minutes are turned into steps by timing a few.
     tokens: of one step; micro_tokens: worked on at a time; context: tokens of a window.
     layers: whose hidden states are matched, `all`, `none` or a list counted from 0.
-    valid: text of the perplexity curve, which chooses the best step; None: the end of every training text.
+    valid: text of the curve; None: the end of every training text. The step with the lowest KL on it is the best: text
+        like the training text can lower the perplexity while the student leaves the teacher.
     test: texts scored before and after, and never looked at in between; test_tokens of each, from its
         beginning, in windows of test_window (that of `convert`, so that the numbers compare).
     """
