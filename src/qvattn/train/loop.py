@@ -99,6 +99,7 @@ class Trainer:
     score: further scores at every validation, by column of history.csv; the main process asks for them, or, of a
         divided model, all processes do.
     columns: names of those columns that history.csv does not have by itself.
+    best_by: one of them, the lowest is best, in the place of `spec.best_metric`; for runs of one process.
     optimizer: over the parameters to train; None: Adam over all of them, as `spec` says. Learning rates are `spec`'s.
     advice: what may help against a loss that is not finite; None: the names of a recipe's settings.
     """
@@ -119,6 +120,7 @@ class Trainer:
         scalars: Scalars | None = None,
         score: Callable[[], Mapping[str, float]] | None = None,
         columns: Sequence[str] = (),
+        best_by: str | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         advice: str | None = None,
         name: str = "train",
@@ -127,6 +129,7 @@ class Trainer:
         self.spec, self.plan, self.data, self.valid = spec, plan, data, valid
         self.accelerator, self.run_dir, self.save_model = accelerator, run_dir, save_model
         self.facts, self.scalars, self.score, self.name = dict(facts or {}), scalars, score, name
+        self.best_by = best_by
         self.columns, self.advice = tuple(columns), advice or ADVICE
         self.device: torch.device = accelerator.device
         self.processes = processes or Processes(accelerator, spec.process_timeout)
@@ -205,11 +208,13 @@ class Trainer:
             scores = self.evaluate(self.valid)
             if not math.isfinite(scores.loss):
                 raise TrainingError(f"step {progress.step}: the validation loss is {scores.loss}; {self._advice()}")
-            is_best = self._judge(scores)
-            reporter.say(_validation_line(progress.step, scores, self.spec.best_metric, is_best))
+            more: Mapping[str, float] = {}
             if self.score is not None:
                 more = self.score() if self.sharded or self.processes.is_main else {}
                 self.processes.wait()
+            is_best = self._judge(scores, more)
+            reporter.say(_validation_line(progress.step, scores, self.best_by or self.spec.best_metric, is_best))
+            if more:
                 row |= more
                 reporter.say("  ".join(f"{name} {value:.4g}" for name, value in more.items()))
         if report:
@@ -318,11 +323,11 @@ class Trainer:
 
     # -- validation, rows, checkpoints ---------------------------------------------------------------------------
 
-    def _judge(self, scores: Scores) -> bool:
+    def _judge(self, scores: Scores, more: Mapping[str, float]) -> bool:
         """Note a validation; True when it is the best so far (a tie is not better)."""
-        progress, metric = self.progress, self.spec.best_metric
-        value = scores.as_dict()[metric]
-        sign = 1 if METRIC_DIRECTIONS[metric] == "max" else -1
+        progress, metric = self.progress, self.best_by or self.spec.best_metric
+        value = (scores.as_dict() | dict(more))[metric]
+        sign = 1 if METRIC_DIRECTIONS.get(metric) == "max" else -1
         is_best = progress.best is None or sign * value > sign * progress.best["value"]
         progress.last_valid = scores.as_dict()
         progress.validations_without_best = 0 if is_best else progress.validations_without_best + 1
