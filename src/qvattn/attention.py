@@ -42,6 +42,7 @@ class Attention(nn.Module):
         self.spec, self.borrows, self.impl = spec, borrows, impl
         self.variant = spec.variant_class(spec)
         self.position = POSITIONS[spec.position.kind](spec.n_heads, spec.causal, spec.position.options)
+        self._scheme = spec.position.model_dump_json()  # a plain string: torch.compile reads it
         if borrows:
             for name in self.variant.stream_parameters:
                 delattr(self.variant, name)
@@ -125,8 +126,8 @@ class Attention(nn.Module):
         Returns y (B, M, E), the streams attended over, and the weights (B, H, M, T) if asked for.
         """
         geometry = geometry.with_window(self.spec.window)
-        q_rotation = geometry.recall(("q", self.spec.position), lambda: self.position.rotation(geometry.q_pos))
-        k_rotation = geometry.recall(("k", self.spec.position), lambda: self.position.rotation(geometry.k_pos))
+        q_rotation = geometry.recall(("q", self._scheme), lambda: self.position.rotation(geometry.q_pos))
+        k_rotation = geometry.recall(("k", self._scheme), lambda: self.position.rotation(geometry.k_pos))
         if self.borrows:
             streams = lent if cache is None else cache.read(layer)
             if streams is None:
