@@ -6,6 +6,7 @@ end. What Python does not see (the writing of weights and moments) the random mo
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -19,7 +20,9 @@ from safetensors.torch import save_file
 
 from qvattn.data import Tokenizers
 from qvattn.data.tokenizer import train_tokenizer
+from qvattn.hf.convert.saving import check_out, save
 from qvattn.lab.compare import _check_directory, _write
+from qvattn.models import CausalLM, CausalLMConfig
 from qvattn.train.checkpoint import discard_after, find_checkpoint, list_checkpoints, whole_checkpoint, write_checkpoint
 from qvattn.train.history import History, read_history
 from qvattn.train.recipe import dump_recipe
@@ -184,3 +187,24 @@ def test_first_file_of_a_comparison(tmp_path: Path) -> None:
         _write(folder / "compare.yaml", "name: new\n")
 
     assert killed_everywhere(tmp_path, "the first file of a comparison", lambda _: None, act, _check_directory) > 1
+
+
+def test_replacing_a_conversion(tmp_path: Path) -> None:
+    """`qvattn convert --overwrite`: the earlier conversion or the new one, each whole."""
+    config = CausalLMConfig(vocab_size=20, d_model=8, n_heads=2, layers=1, d_ff=8)
+    models = [CausalLM(config) for _ in range(2)]
+
+    def prepare(folder: Path) -> None:
+        save(models[0], {"number": 0}, folder / "out")
+
+    def check(folder: Path) -> None:
+        check_out(folder / "out", overwrite=True)
+        number = json.loads((folder / "out" / "conversion.json").read_text())["number"]
+        loaded = CausalLM.from_pretrained(folder / "out")
+        assert torch.equal(loaded.embedding.weight, models[number].embedding.weight)
+
+    def act(folder: Path) -> None:
+        save(models[1], {"number": 1}, folder / "out")
+        assert [path.name for path in folder.iterdir()] == ["out"]
+
+    assert killed_everywhere(tmp_path, "replacing a converted model", prepare, act, check) > 10

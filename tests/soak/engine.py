@@ -109,7 +109,7 @@ class Engine:
     # -- the ways to decode --------------------------------------------------------------------------------------
 
     def _greedy(self, draw: random.Random, compare: bool) -> None:
-        model, rows, count = draw.choice(self.language), self._rows(draw, 4), draw.randint(1, 40)
+        model, rows, count = draw.choice(self.language), self._rows(draw, 4), draw.randint(1, 16)
         ids, mask = left(rows)
         made = greedy(model, ids, mask, max_new_tokens=count)[:, ids.shape[1] :]
         self.report.tokens += made.numel()
@@ -123,7 +123,7 @@ class Engine:
             draw.choice(self.language),
             self._rows(draw, 3),
             draw.randint(2, 4),
-            draw.randint(1, 24),
+            draw.randint(1, 10),
         )
         ids, mask = left(rows)
         made = beam_search(model, ids, mask, beam=beam, max_new_tokens=count)
@@ -139,12 +139,12 @@ class Engine:
     def _sampling(self, draw: random.Random, compare: bool) -> None:
         model, rows = draw.choice(self.language), self._rows(draw, 4)
         ids, mask = left(rows)
-        made = sample(model, ids, mask, max_new_tokens=draw.randint(1, 24), top_k=8, seed=draw.randrange(99))
+        made = sample(model, ids, mask, max_new_tokens=draw.randint(1, 10), top_k=8, seed=draw.randrange(99))
         self.report.tokens += made[:, ids.shape[1] :].numel()
 
     def _many(self, draw: random.Random, compare: bool) -> None:
-        model, sources = draw.choice(self.translation), self._rows(draw, 12)
-        limits = [draw.randint(1, 30) for _ in sources]
+        model, sources = draw.choice(self.translation), self._rows(draw, 8)
+        limits = [draw.randint(1, 12) for _ in sources]
         made = greedy_many(model, sources, rows=draw.randint(1, 5), limits=limits)
         self.report.tokens += sum(map(len, made))
         if compare:
@@ -157,7 +157,7 @@ class Engine:
             draw.choice(self.translation),
             self._rows(draw, 3),
             draw.randint(2, 4),
-            draw.randint(1, 24),
+            draw.randint(1, 10),
         )
         made = beam_search(model, *padded(sources, 0), beam=beam, max_new_tokens=count)
         self.report.tokens += made.sequences.numel()
@@ -206,7 +206,7 @@ class Engine:
 
     def _rows(self, draw: random.Random, most: int) -> list[list[int]]:
         return [
-            [draw.randrange(4, VOCABULARY) for _ in range(draw.choice([1, 2, 5, 17, 40]))]
+            [draw.randrange(4, VOCABULARY) for _ in range(draw.choice([1, 2, 5, 17, 33]))]
             for _ in range(draw.randint(1, most))
         ]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ...files import DRAFT, delete, discard, explained, flush, write_atomically
+from ...files import DRAFT, delete, explained, flush, write_atomically
 from ...models import CausalLM
 
 REPORT = "conversion.json"
@@ -20,6 +20,7 @@ REPORT = "conversion.json"
 
 def check_out(out: Path, overwrite: bool) -> None:
     """Raises UserError where nothing can be written, before anything is computed."""
+    _put_back(out)
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; give a directory")
     if out.is_dir() and any(out.iterdir()) and not overwrite:
@@ -32,10 +33,22 @@ def check_out(out: Path, overwrite: bool) -> None:
         raise UserError(f"--out {out}: {place} cannot be written to")
 
 
+def _old(out: Path) -> Path:
+    """Where an earlier conversion stands while it is replaced."""
+    return out.with_name(f"{DRAFT}{out.name}.old")
+
+
+def _put_back(out: Path) -> None:
+    """Undo a replacement that a kill cut in two."""
+    out = out.resolve()
+    if not out.exists() and _old(out).is_dir():
+        _old(out).rename(out)
+
+
 def save(model: CausalLM, report: dict[str, Any], out: Path) -> None:
     """Write weights, config, tokenizer, generation settings, card and report; then rename."""
     out = out.resolve()
-    draft = out.with_name(f"{DRAFT}{out.name}")
+    draft, old = out.with_name(f"{DRAFT}{out.name}"), _old(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         delete(draft)
@@ -48,9 +61,11 @@ def save(model: CausalLM, report: dict[str, Any], out: Path) -> None:
             if file.is_file():
                 flush(file)
         flush(draft)
+        delete(old)
         if out.is_dir():
-            discard(out)
+            out.rename(old)
         draft.rename(out)
         flush(out.parent)
+        delete(old)
     except OSError as error:
         raise UserError(explained(error, out)) from error
