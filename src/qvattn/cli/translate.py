@@ -102,7 +102,7 @@ def _read_standard_input() -> list[str]:
 
 def _write(output: Path, texts: list[str]) -> None:
     from ..errors import UserError
-    from ..train.checkpoint import write_atomically
+    from ..files import write_atomically
 
     text = "".join(f"{line}\n" for line in texts)
     if output == STANDARD:
