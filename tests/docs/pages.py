@@ -117,6 +117,8 @@ def _words(text: str) -> tuple[str, ...]:
             break
     if words and "/" in words[0] and words[0].startswith(".venv/bin/"):
         words[0] = words[0].removeprefix(".venv/bin/")
-    if words[:3] == ["python", "-m", "qvattn.cli"]:
-        words[:3] = ["qvattn"]
+    for i in range(len(words) - 1):  # python -m, torchrun ... -m, srun torchrun ... -m, accelerate launch ... -m
+        if words[i : i + 2] == ["-m", "qvattn.cli"]:
+            words[: i + 2] = ["qvattn"]
+            break
     return tuple(word for word in words if word not in ("...", "…"))
