@@ -90,7 +90,7 @@ def row(name: str, data: Path, work: Path) -> None:
     given = dict(ROWS[name][1])
     model, converted = original(work), work / "models" / name
     calibration, heldout = texts(model, data)
-    info: dict[str, Any] = {"name": ROWS[name][0], "options": dict(given)}
+    info: dict[str, Any] = {"options": dict(given)}
     if given and (converted / REPORT).is_file():
         model = adopt(str(converted))
         info |= json.loads((converted / REPORT).read_text())
@@ -111,24 +111,23 @@ def row(name: str, data: Path, work: Path) -> None:
         info["widths"] = [spec.d_ctx or spec.kv_rank for spec in specs]
         save(model, info, converted)
     info["cache_bytes_per_token"] = model.cache_elements_per_token() * model.dtype.itemsize
-    info["sums"] = losses(model, heldout, work / f"{name}.losses.json", name)
-    info["per_window"] = heldout.shape[1] - 1
-    (work / f"{name}.json").write_text(json.dumps(info))
+    write(work / f"{name}.json", info)
+    for i in range(len(heldout)):
+        kept = work / f"{name}.w{i}.json"
+        if not kept.is_file():
+            write(kept, window_losses(model, heldout[i : i + 1]).sums[0])
+            say(name, "window", i + 1)
     say("row", name, "done")
 
 
-def losses(model: CausalLM, windows: Tensor, kept: Path, name: str) -> list[float]:
-    sums: list[float] = json.loads(kept.read_text()) if kept.is_file() else []
-    for i in range(len(sums), len(windows)):
-        sums += window_losses(model, windows[i : i + 1]).sums
-        kept.write_text(json.dumps(sums))
-        say(name, "window", i + 1)
-    return sums
+def write(path: Path, value: Any) -> None:
+    path.with_suffix(".draft").write_text(json.dumps(value))
+    path.with_suffix(".draft").rename(path)
 
 
 def rows(data: Path, work: Path, only: str | None) -> None:
     for name in [only] if only else list(ROWS):
-        if (work / f"{name}.json").is_file():
+        if len(measured(work, name)) == HELDOUT:
             continue
         lock = work / f"{name}.lock"
         try:
@@ -141,31 +140,41 @@ def rows(data: Path, work: Path, only: str | None) -> None:
             lock.unlink()
 
 
+def measured(work: Path, name: str) -> dict[int, float]:
+    """Window -> summed loss, as far as it was measured."""
+    files = {i: work / f"{name}.w{i}.json" for i in range(HELDOUT)}
+    return {i: json.loads(file.read_text()) for i, file in files.items() if file.is_file()}
+
+
 def table(work: Path, out: Path) -> None:
-    found = {
-        name: json.loads((work / f"{name}.json").read_text()) for name in ROWS if (work / f"{name}.json").is_file()
-    }
-    base = found["original"]
-    original = WindowLosses(sums=tuple(base["sums"]), per_window=base["per_window"])
-    results = []
-    for name, info in found.items():
-        mine = WindowLosses(sums=tuple(info["sums"]), per_window=info["per_window"])
-        change = mine.against(original)
+    """A row where at least half of the windows are measured, on those windows that the original has too."""
+    base, results = measured(work, "original"), []
+    share = json.loads((work / "original.json").read_text())["cache_bytes_per_token"]
+    for name in ROWS:
+        mine = measured(work, name)
+        if len(mine) < HELDOUT // 2:
+            continue
+        info, windows = json.loads((work / f"{name}.json").read_text()), sorted(mine.keys() & base.keys())
+        own, original = (
+            WindowLosses(sums=tuple(sums[i] for i in windows), per_window=WINDOW - 1) for sums in (mine, base)
+        )
+        change = own.against(original)
         results.append(
-            {"row": name, "name": info["name"], "options": info["options"], "widths": info.get("widths")}
-            | {"cache_bytes_per_token": info["cache_bytes_per_token"]}
-            | {"cache_share": info["cache_bytes_per_token"] / base["cache_bytes_per_token"]}
-            | {"perplexity": mine.perplexity, "percent": change.percent, "low": change.low, "high": change.high}
-            | {"mean_key_residual": mean(info.get("key_residuals")), "sums": info["sums"]}
+            {"row": name, "name": ROWS[name][0], "options": ROWS[name][1], "widths": info.get("widths")}
+            | {"cache_bytes_per_token": info["cache_bytes_per_token"], "windows": len(windows)}
+            | {"cache_share": info["cache_bytes_per_token"] / share, "perplexity": own.perplexity}
+            | {"percent": change.percent, "low": change.low, "high": change.high}
+            | {
+                "mean_key_residual": mean(info.get("key_residuals")),
+                "losses": dict(zip(windows, own.sums, strict=True)),
+            }
         )
-    out.with_suffix(".json").write_text(json.dumps({"windows": len(base["sums"]), "rows": results}, indent=1) + "\n")
+    out.with_suffix(".json").write_text(json.dumps({"window": WINDOW, "rows": results}, indent=1) + "\n")
     for one in sorted(results, key=lambda r: (-r["cache_share"], r["perplexity"])):
-        interval = (
-            "" if one["row"] == "original" else f"{one['percent']:+.2f} % ({one['low']:+.2f} to {one['high']:+.2f})"
-        )
-        share = f"{100 * one['cache_share']:.1f} %"
+        interval = f"{one['percent']:+.2f} % ({one['low']:+.2f} to {one['high']:+.2f})"
         left = "" if one["mean_key_residual"] is None else f"{100 * one['mean_key_residual']:.2f} %"
-        cells = (one["name"], f"{one['cache_bytes_per_token']:,}", share, f"{one['perplexity']:.3f}", interval, left)
+        cells = (one["name"], f"{one['cache_bytes_per_token']:,}", f"{100 * one['cache_share']:.1f} %")
+        cells += (str(one["windows"]), f"{one['perplexity']:.3f}", "" if one["row"] == "original" else interval, left)
         print(f"| {' | '.join(cells)} |")
 
 

@@ -45,7 +45,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         GPTNeoXConfig(**VOCABULARY, **WIDTHS, rotary_pct=0.5),
         {"variant": "qv-ka", "g_width": 1},
     ),
-    "gpt-neox, nothing shared": (GPTNeoXConfig(**VOCABULARY, **WIDTHS), {"variant": "qv-ka-gqa", "g_width": 1}),
+    "gpt-neox, nothing shared": (
+        GPTNeoXConfig(**VOCABULARY, **WIDTHS, rotary_pct=1.0),
+        {"variant": "qv-ka-gqa", "g_width": 1},
+    ),
     "qwen 3, norms of heads": (Qwen3Config(**VOCABULARY, **FULL, head_dim=4), {"variant": "qv-ka", "g_width": 1}),
     "qwen 2, shared heads": (Qwen2Config(**VOCABULARY, **SHARED), {"variant": "qv-ka-gqa", "g_width": 7}),
     "mistral with a window": (
