@@ -9,7 +9,7 @@ TORCH       ?= torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 # Where the CPU index cannot be reached, pip's own index serves the same release.
-INSTALL_TORCH = $(BIN)/pip install --quiet --index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple "$(TORCH)"
+INSTALL_TORCH = $(BIN)/pip install --quiet --retries 1 --index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple "$(TORCH)"
 
 .PHONY: help install demo test test-all lint docs dist notebook clean
 
