@@ -28,7 +28,7 @@ from qvattn.hf.convert.budget import measure, spend
 from qvattn.hf.convert.run import assembled
 from qvattn.hf.convert.saving import REPORT, save
 from qvattn.hf.convert.specs import target_specs
-from qvattn.hf.convert.weighing import by_activations
+from qvattn.hf.convert.weighing import Weighing, by_activations
 from qvattn.hf.heal.text import cut, read_ids
 from qvattn.models import CausalLM
 
@@ -100,7 +100,8 @@ def row(name: str, data: Path, work: Path) -> None:
         if weighing == "activations":
             weighings = by_activations(model, calibration)
         else:
-            weighings = torch.load(work / "weighings.pt", weights_only=False)
+            with torch.serialization.safe_globals([Weighing]):
+                weighings = torch.load(work / "weighings.pt", weights_only=True)
         specs = target_specs(model, target)
         if budget == "measured":
             specs = spend(measure(model, specs, calibration, weighings, scored=1, progress=say), specs)

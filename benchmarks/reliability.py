@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=300, help="inputs of every fuzzing test")
     parser.add_argument("--kills", type=int, default=24, help="random moments of every killing test")
     parser.add_argument("--requests", type=int, default=10_000, help="requests of the soak")
+    parser.add_argument("--soak-minutes", type=float, default=120, help="when the soak ends in any case")
     parser.add_argument("--demo-steps", type=int, default=400, help="steps of the demo run that is killed five times")
     args = parser.parse_args()
     record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
@@ -66,7 +67,8 @@ def where() -> dict[str, Any]:
 def tests(part: str, args: argparse.Namespace) -> dict[str, Any]:
     """Run a part's tests with the larger numbers; their counts and the last line of pytest."""
     with tempfile.TemporaryDirectory() as counts:
-        numbers = {"EXAMPLES": args.examples, "KILLS": args.kills, "REQUESTS": args.requests, "COUNTS": counts}
+        numbers = {"EXAMPLES": args.examples, "KILLS": args.kills, "COUNTS": counts}
+        numbers |= {"REQUESTS": args.requests, "SECONDS": 60 * args.soak_minutes}
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **{f"QVATTN_{k}": str(v) for k, v in numbers.items()}}
         chosen = ["-k", TESTS[part]] if TESTS[part] else []
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{FOLDERS[part]}", *chosen]

@@ -18,6 +18,8 @@ KILLS = int(os.environ.get("QVATTN_KILLS", "5"))
 """Random moments at which every killing test kills."""
 REQUESTS = int(os.environ.get("QVATTN_REQUESTS", "150"))
 """Requests of the soak."""
+SECONDS = float(os.environ.get("QVATTN_SECONDS", "inf"))
+"""Seconds after which the soak ends, however many requests it has served."""
 
 _counts: Counter[tuple[str, str]] = Counter()
 

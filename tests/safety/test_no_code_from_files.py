@@ -153,6 +153,6 @@ def test_yaml_makes_no_objects(tmp_path: Path, text: str, capsys: pytest.Capture
 
 
 def test_all_weights_are_safetensors(saved: Path) -> None:
-    kinds = {path.suffix for path in saved.iterdir()} - {".json", ""}
+    kinds = {path.suffix for path in saved.iterdir()} - {".json", ".md", ""}
     assert kinds == {".safetensors", ".pt"}
     assert [path.name for path in saved.glob("*.pt")] == ["optimizer.pt"]

@@ -7,6 +7,7 @@ request's rows are decoded again one by one, alone, without padding, and must co
 from __future__ import annotations
 
 import gc
+import math
 import random
 import time
 from collections import Counter
@@ -239,16 +240,23 @@ def whole(model: LeanModel, ids: list[int]) -> Tensor:
 
 
 def soak(
-    requests: int, *, compare_every: int = 10, sample_every: int = 50, say: Callable[[str], None] = print
+    requests: int,
+    *,
+    compare_every: int = 10,
+    sample_every: int = 50,
+    most_seconds: float = math.inf,
+    say: Callable[[str], None] = print,
 ) -> Report:
-    """Serve `requests` requests; every so many are compared with solo runs."""
+    """Serve `requests` requests, or as many as `most_seconds` allow; every so many are compared with solo runs."""
     engine, begun = Engine(), time.perf_counter()
     for number in range(requests):
         engine.serve(number, compare=number % compare_every == 0)
         if number % sample_every == sample_every - 1:
             gc.collect()
             engine.report.resident.append((number + 1, resident()))
-        if number % 1000 == 999:
+        if number % 500 == 499:
             say(f"{number + 1} requests, {resident() / 2**20:.1f} MiB resident")
+        if time.perf_counter() - begun > most_seconds:
+            break
     engine.report.seconds = time.perf_counter() - begun
     return engine.report
