@@ -19,7 +19,9 @@ from transformers import (
     PreTrainedTokenizerFast,
     pipeline,
 )
+from typer.testing import CliRunner
 
+from qvattn.cli import app
 from qvattn.models import CausalLM, CausalLMConfig, TranslationConfig, TranslationModel, initialise
 
 WORDS = ["<pad>", "<s>", "</s>", *(f"w{i}" for i in range(37))]
@@ -160,3 +162,17 @@ def test_the_tokenizer_is_saved_along(tmp_path: Path) -> None:
     again = AutoTokenizer.from_pretrained(tmp_path)
     assert again.chat_template == model.tokenizer.chat_template
     assert again("w5 w6")["input_ids"] == [8, 9]
+
+
+def test_generate_continues_with_a_tokenizer_of_transformers(tmp_path: Path) -> None:
+    model = language(ATTENTION["qv-ka-gqa"])
+    model.tokenizer = words()
+    model.save_pretrained(tmp_path)
+    ids = torch.tensor([[4, 5, 6]])
+    expected = [WORDS[i] for i in model.generate(ids, max_new_tokens=5, do_sample=False)[0] if i > 2]
+    arguments = ["generate", str(tmp_path), "--prompt", "w1 w2 w3", "--max-new-tokens", "5", "--temperature", "0"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.split()[: len(expected)] == expected
+    empty = CliRunner().invoke(app, ["generate", str(tmp_path), "--prompt", ""])
+    assert "prompt is empty" in str(empty.exception)

@@ -36,18 +36,19 @@ def generate(
     if stream and as_json:
         raise UserError("--stream and --json would both write to standard output: give one of them")
     text = sys.stdin.read() if prompt == "-" else prompt
-    loaded, tokenizers, folder = load_run(model, checkpoint, device)
+    loaded, tokenizer, before, folder = load_writer(model, checkpoint, device)
     if not isinstance(loaded, CausalLM):
         raise UserError(f"{model} holds a translation model: `qvattn translate` translates with it")
     made = continue_text(
         loaded,
-        tokenizers.target,
+        tokenizer,
         text,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
         seed=seed,
+        before=before,
         on_text=_print_at_once if stream else None,
     )
     if as_json:
@@ -60,6 +61,22 @@ def generate(
 def _print_at_once(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def load_writer(path: Path, checkpoint: str, device: str) -> tuple[QvattnModel, Any, list[int] | None, Path]:
+    """A language model, its tokenizer, the ids before a text (None: as in our training), and where it lay.
+
+    A model with a tokenizer of transformers beside it (one that was imported or converted) begins a text as that
+    tokenizer does, which puts its own tokens in front.
+    """
+    from ..lab.check.loading import find_run, load
+
+    if path.is_dir() and find_run(path) is None and (path / "tokenizer_config.json").is_file():
+        from transformers import AutoTokenizer
+
+        return load(path).to(device).eval(), AutoTokenizer.from_pretrained(path), [], path
+    loaded, tokenizers, folder = load_run(path, checkpoint, device)
+    return loaded, tokenizers.target, None, folder
 
 
 def load_run(path: Path, checkpoint: str, device: str) -> tuple[QvattnModel, Tokenizers, Path]:

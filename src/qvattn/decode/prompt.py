@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,19 +45,24 @@ def continue_text(
     top_p: float | None = None,
     top_k: int | None = None,
     seed: int = 0,
+    before: Sequence[int] | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> Continuation:
-    """Continue `prompt`, which stands at the beginning of a document (after end-of-text, as in training).
+    """Continue `prompt`, which stands at the beginning of a document.
 
+    before: ids in front of it; default, end-of-text, as in our training.
     on_text: gets the prompt and then each further piece of text as soon as its characters are whole.
     """
     lean_model = as_lean(model)
     if lean_model.is_translation or not lean_model.eos:
         raise UserError("continuing a text needs a language model with an end-of-text token")
     end = lean_model.eos[0]
-    head = [end, *(t for t in tokenizer(prompt)["input_ids"] if t not in lean_model.eos)]
+    front = [end] if before is None else list(before)
+    head = [*front, *(t for t in tokenizer(prompt)["input_ids"] if t not in lean_model.eos)]
+    if not head:
+        raise UserError("the prompt is empty, and this model's texts begin with no token of their own: give some text")
     choose = chooser(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    growing = _Growing(tokenizer, head[1:], on_text)
+    growing = _Growing(tokenizer, head[len(front) :], on_text)
     session = lean_model.open(torch.tensor([head]))
     begun = time.perf_counter()
     new = decode_rows(session, choose, max_new_tokens=max_new_tokens, eos=lean_model.eos, on_tokens=growing.add)[
