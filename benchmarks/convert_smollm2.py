@@ -51,6 +51,12 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+HEAD = (
+    "| model | cache, bytes a token (float32) | share | windows | perplexity | change | keys left |\n"
+    "|:--|--:|--:|--:|--:|--:|--:|"
+)
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+"""Where the table stands in the page."""
 WINDOW, CALIBRATION, HELDOUT = 2048, 8, 16
 """Tokens of a window; windows from the start of the validation text to fit on, and of the test text to measure on."""
 
@@ -171,12 +177,17 @@ def table(work: Path, out: Path) -> None:
             }
         )
     out.with_suffix(".json").write_text(json.dumps({"window": WINDOW, "rows": results}, indent=1) + "\n")
+    lines = [HEAD]
     for one in sorted(results, key=lambda r: (-r["cache_share"], r["perplexity"])):
         interval = f"{one['percent']:+.2f} % ({one['low']:+.2f} to {one['high']:+.2f})"
         left = "" if one["mean_key_residual"] is None else f"{100 * one['mean_key_residual']:.2f} %"
         cells = (one["name"], f"{one['cache_bytes_per_token']:,}", f"{100 * one['cache_share']:.1f} %")
         cells += (str(one["windows"]), f"{one['perplexity']:.3f}", "" if one["row"] == "original" else interval, left)
-        print(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(cells)} |")
+    page = out.with_suffix(".md")
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    page.write_text("\n".join((before + BEGIN, *lines, END)) + rest.partition(END)[2], encoding="utf-8")
+    print("\n".join(lines))
 
 
 def mean(values: list[float] | None) -> float | None:
