@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from qvattn.cli import main
 from qvattn.data.synthetic.controlled import CLASSES, ControlledSpec, Sentence, controlled_sentences
+from qvattn.errors import UserError
+from qvattn.lab import affinity_text
 from qvattn.lab.affinity import PLACES, Place, PlaceTally, _place, measure, questions, summary
 from qvattn.train.recipe import read_recipe
 from qvattn.train.run import run_training
@@ -102,3 +105,51 @@ def test_other_runs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "data.corpus='verses'" in capsys.readouterr().err
     with pytest.raises(Exception, match="not a run directory"):
         measure(tmp_path / "a" / "b" / "c")
+
+
+NATURAL = """
+name: natural
+task: translation
+data: {{corpus: files, {files}, vocab_size: 60, max_tokens: 300}}
+model: {{d_model: 16, d_ff: 16, n_heads: 2, encoder_layers: 1, decoder_layers: 1, attention: qv}}
+train: {{steps: 2, validate_every: 2, tensorboard: false}}
+"""
+LEXICON = {"a": "determiner", "the": "determiner", "dog": "noun", "dogs": "noun", "runs": "verb", "slowly": "adverb"}
+
+
+def test_natural_text_by_a_tagger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes come from the tagger; a word's subwords count as one, and what is no word is a column of its own."""
+    sentences = ["a dog runs slowly .", "the dogs run , slowly !", "dogs", "the dog ."] * 6
+    for split in ("train", "valid"):
+        for side in ("source", "target"):
+            (tmp_path / f"{split}.{side}").write_text("\n".join(sentences) + "\n")
+    files = ", ".join(f"{s}_{e}: {tmp_path}/{s}.{e}" for s in ("train", "valid") for e in ("source", "target"))
+    run_training(read_recipe(NATURAL.format(files=files), origin="test"), tmp_path / "run", seed=1)
+
+    def known(words: Sequence[str]) -> list[str]:
+        return [LEXICON.get(word, "other") for word in words]
+
+    monkeypatch.setattr(affinity_text, "tagger", lambda language: known)
+    page = tmp_path / "a.html"
+    assert main(["affinity", str(tmp_path / "run"), "--tags", "en,en", "-o", str(page)]) == 0
+    (run,) = json.loads(page.with_suffix(".json").read_text())["runs"]
+    for place in PLACES:
+        queries = dict(zip(CLASSES, run["places"][place]["queries"], strict=True))
+        assert queries == {"noun": 24, "adjective": 0, "verb": 6, "adverb": 12, "determiner": 18, "preposition": 0}
+        table = np.array(run["places"][place]["heads"][0]["table"])
+        assert np.allclose(table.sum(axis=1), [1, 0, 1, 1, 1, 0])
+        assert run["places"][place]["heads"][0]["pairs"] == {}
+    # "dogs" alone: its class, and the end of the sentence
+    assert main(["affinity", str(tmp_path / "run"), "-o", str(page)]) == 2
+    assert main(["affinity", str(tmp_path / "run"), "--tags", "en", "-o", str(page)]) == 2
+
+
+def test_tags_of_a_language() -> None:
+    assert [affinity_text.class_of(tag, "en") for tag in ("NN2", "AJ0", "VBB", "AT0", "PRP", "PUN", "PNP")] == [
+        *("noun", "adjective", "verb", "determiner", "preposition", "other", "other")
+    ]
+    assert [affinity_text.class_of(tag, "de") for tag in ("NN", "ADJ(A)", "VV(FIN)", "APPRART", "ADV", "$.")] == [
+        *("noun", "adjective", "verb", "preposition", "adverb", "other")
+    ]
+    with pytest.raises(UserError, match="allowed are en, de, nl"):
+        affinity_text.tagger("xx")

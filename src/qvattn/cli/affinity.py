@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from qvattn.lab.affinity import Line
+    from qvattn.lab.affinity_text import Tagger
     from qvattn.lab.statistics import Estimate
 
 
@@ -30,26 +31,35 @@ def affinity(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("affinity.html"),
     sentences: Annotated[int, typer.Option(min=1, help="Validation sentences, at most.")] = 500,
+    tags: Annotated[
+        str | None,
+        typer.Option(help="For runs on natural text: languages of source and target, such as en,de (needs HanTa)."),
+    ] = None,
     checkpoint: Annotated[Which, typer.Option(help="Which model of a run.")] = Which.best,
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON on stdout.")] = False,
 ) -> None:
     """Measure what heads attend to, in runs on the controlled language (recipe `controlled`).
 
     Per head: attention between word classes, how well it finds the word that a modifier belongs to, the modifiers of a
-    word and the partner of a translation, and whether words that go together attract each other. Writes a page with
-    heat maps, and all numbers beside it as JSON.
+    word and the partner of a translation, and whether words that go together attract each other. On natural text, with
+    --tags, attention between word classes alone. Writes a page with heat maps, and all numbers beside it as JSON.
     """
     from qvattn.errors import UserError
     from qvattn.lab.affinity import measure, summary
     from qvattn.lab.affinity_page import write_page
+    from qvattn.lab.affinity_text import measure as measure_text
     from qvattn.lab.runs import find_runs
     from qvattn.train.run import write_json
 
     if output.is_dir() or output.suffix == ".json":
         raise UserError(f"--output {output}: give an HTML file, such as affinity.html")
+    taggers = None if tags is None else _taggers(tags)
     runs = []
     for path in dict.fromkeys(run for root in directories for run in find_runs(root)):
-        runs.append(measure(path, sentences=sentences, checkpoint=checkpoint.value))
+        if taggers is None:
+            runs.append(measure(path, sentences=sentences, checkpoint=checkpoint.value))
+        else:
+            runs.append(measure_text(path, taggers, sentences=sentences, checkpoint=checkpoint.value))
         say(f"{path}: {runs[-1]['sentences']} sentences")
     write_page(runs, output, title="Affinity")
     write_json(output.with_suffix(".json"), {"runs": runs})
@@ -58,6 +68,16 @@ def affinity(
         print_json({"runs": runs})
     else:
         stdout_console().print(_table(summary(runs)))
+
+
+def _taggers(tags: str) -> tuple[Tagger, Tagger]:
+    from qvattn.errors import UserError
+    from qvattn.lab.affinity_text import tagger
+
+    languages = [part.strip() for part in tags.split(",")]
+    if len(languages) != 2:
+        raise UserError(f"--tags {tags!r}: give two languages, of source and target, such as en,de")
+    return tagger(languages[0]), tagger(languages[1])
 
 
 def _table(lines: list[Line]) -> Table:

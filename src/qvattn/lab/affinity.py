@@ -150,9 +150,13 @@ def measure(path: Path, *, sentences: int = 500, checkpoint: Literal["best", "la
             for question in questions(sentence, place):
                 visible = len(question.column_class)
                 tallies[place].add(question, views[place].weights[:, :, question.row, :visible])
+    return {**identity(path, model, recipe), **results(tallies, used)}
+
+
+def results(tallies: dict[Place, PlaceTally], sentences: int) -> dict[str, Any]:
+    """What was counted, in JSON's types."""
     return {
-        **identity(path, model, recipe),
-        "sentences": used,
+        "sentences": sentences,
         "classes": list(CLASSES),
         "places": {place: _place(tally) for place, tally in tallies.items()},
     }
@@ -163,15 +167,30 @@ def open_run(path: Path, checkpoint: Literal["best", "last"] = "best") -> tuple[
 
     Raises UserError if `path` is no run, or its data is another.
     """
+    return _opened(path, checkpoint, controlled=True)
+
+
+def open_translation(
+    path: Path, checkpoint: Literal["best", "last"] = "best"
+) -> tuple[TranslationModel, Recipe, Tokenizers]:
+    """The same for a run on any text. Raises UserError if `path` is no run, or its model does not translate."""
+    return _opened(path, checkpoint, controlled=False)
+
+
+def _opened(
+    path: Path, checkpoint: Literal["best", "last"], *, controlled: bool
+) -> tuple[TranslationModel, Recipe, Tokenizers]:
     run = find_run(path)
     if run is None:
         raise UserError(f"{path} is not a run directory: it needs recipe.yaml and checkpoints")
     recipe = read_recipe((run / "recipe.yaml").read_text(encoding="utf-8"), origin=str(run / "recipe.yaml"))
-    if recipe.data.corpus != "controlled":
+    if controlled and recipe.data.corpus != "controlled":
         raise UserError(
             f"{path}: data.corpus={recipe.data.corpus!r}: words with a known class and head are needed; "
             "train on corpus: controlled (recipe `controlled`)"
         )
+    if recipe.task != "translation":
+        raise UserError(f"{path}: task={recipe.task!r}: a run on translation is needed")
     model = load(find_checkpoint(run, checkpoint) if run == path else path)
     assert isinstance(model, TranslationModel)
     return model, recipe, Tokenizers.load(run)
@@ -205,9 +224,17 @@ class View:
 def watched(
     model: TranslationModel, recipe: Recipe, tokenizers: Tokenizers, limit: int
 ) -> Iterator[tuple[Sentence, dict[Place, View]]]:
-    """Validation sentences with what attention saw and did in each place."""
+    """Validation sentences of the controlled language with what attention saw and did in each place."""
     spec = recipe.data.controlled or ControlledSpec()
     known = {sentence.pair: sentence for sentence in controlled_sentences(spec, "valid")}
+    for pair, views in watched_pairs(model, recipe, tokenizers, limit):
+        yield known[pair], views
+
+
+def watched_pairs(
+    model: TranslationModel, recipe: Recipe, tokenizers: Tokenizers, limit: int
+) -> Iterator[tuple[tuple[str, str], dict[Place, View]]]:
+    """Validation pairs as text, with what attention saw and did in each place."""
     pairs = evenly(load_corpus(recipe.data).valid, limit)
     data = ParallelDataset.encode(pairs, tokenizers, recipe.data.max_length, "validation split")
     model.eval()
@@ -216,7 +243,7 @@ def watched(
         for row, index in enumerate(indices):
             source, target = (int(n) for n in data.lengths[index])
             ends = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
-            yield known[pairs[data.kept[index]]], {p: _cut(batch[p], row, *ends[p]) for p in PLACES}
+            yield pairs[data.kept[index]], {p: _cut(batch[p], row, *ends[p]) for p in PLACES}
 
 
 def _batch_views(model: TranslationModel, batch: dict[str, Tensor]) -> dict[Place, View]:

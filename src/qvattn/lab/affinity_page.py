@@ -50,11 +50,13 @@ def build_page(runs: Sequence[dict[str, Any]], *, title: str) -> str:
 def section(runs: Sequence[dict[str, Any]]) -> page.Section:
     """The part of a page that shows these results."""
     options = [f"{run['name']}, seed {run['seed']}" for run in runs]
+    found = summary(runs)  # empty where a tagger knows classes only
+    rows = [_row(line) for line in found]
     html = "".join(
         [
-            "<h2>Where heads look</h2>",
-            page.table("Affinity, summary", _TITLES, (_row(line) for line in summary(runs))),
-            page.notes(_NOTES),
+            "<h2>Where heads look</h2>" + page.table("Affinity, summary", _TITLES, rows) + page.notes(_NOTES)
+            if found
+            else "",
             "<h2>Attention between word classes</h2>",
             f"<div class=controls>{page.select('run', 'Run', options)}",
             f"{page.switch('place', 'place', list(runs[0]['places']))}</div>",

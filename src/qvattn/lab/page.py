@@ -109,8 +109,8 @@ def _row(cells: Sequence[Cell]) -> str:
 
 
 def words(text: str) -> Cell:
-    """A cell of text."""
-    return Cell(text=escape(text), key=text)
+    """A cell of text, which may be folded."""
+    return Cell(text=escape(text), key=text, kind="text")
 
 
 def number(value: Estimate | float | None, *, digits: int = 2, scale: float = 1.0, signed: bool = False) -> Cell:

@@ -11,6 +11,7 @@ Analyses.each("affinity", (section, runs, chosen) => {
     for (const [key, name] of Object.entries(named)) {
       if (head[key]) add(name, `${percent(head[key].all.accuracy)}, mass ${percent(head[key].all.mass)}`);
     }
+    if (!Object.keys(head.pairs).length) return list;
     const pair = (kind) => ["fits", "misfits"].map((fit) => head.pairs[`${kind} ${fit}`]);
     const both = (kind) => pair(kind).map((one) => (one ? percent(one.mass) : "–")).join(" | ");
     add("mass on it: fits | misfits", both("head"));
