@@ -103,7 +103,7 @@ def _shell_lines(text: str) -> list[tuple[int, tuple[str, ...]]]:
 
 def _words(text: str) -> tuple[str, ...]:
     """The words of a command as it would be called: what is optional in the text (in brackets), comments,
-    redirections, variables set before it and dots that stand for more are left out."""
+    redirections and variables set before it are left out."""
     text = re.sub(r"(?<=\s)\[[^]]*\](?=\s|$)", "", text)
     try:
         words = shlex.split(text, comments=True)
@@ -121,4 +121,4 @@ def _words(text: str) -> tuple[str, ...]:
         if words[i : i + 2] == ["-m", "qvattn.cli"]:
             words[: i + 2] = ["qvattn"]
             break
-    return tuple(word for word in words if word not in ("...", "…"))
+    return tuple(words)
