@@ -137,6 +137,8 @@ def body(part: str, given: dict[str, Any]) -> str:
     lines += [f"| {what} | {outcome} | {number:,} |" for what, outcome, number in given["counts"]]
     if given["failed"]:
         lines += ["", "Tests that failed in this run: " + ", ".join(f"`{name}`" for name in given["failed"]) + "."]
+    if "note" in given:
+        lines += ["", given["note"]]
     return "\n".join(lines)
 
 
