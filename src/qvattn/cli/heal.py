@@ -24,8 +24,8 @@ def heal(
         list[str] | None,
         typer.Option(help="Text scored before and after, never in between. May be given several times."),
     ] = None,
-    what: Annotated[str, typer.Option(help="Weights that learn: all, attention, or new (which the teacher lacks).")] = (
-        "all"
+    what: Annotated[str, typer.Option(help="Weights that learn: attention, all, or new (which the teacher lacks).")] = (
+        "attention"
     ),
     lora: Annotated[
         int | None, typer.Option(help="Rank of low-rank updates, merged at the end. Default: full weights.")
@@ -41,7 +41,7 @@ def heal(
     clip: Annotated[float, typer.Option(help="Largest gradient norm; 0 switches clipping off.")] = 1.0,
     temperature: Annotated[float, typer.Option(help="Of both distributions in the KL divergence.")] = 1.0,
     kl_weight: Annotated[float, typer.Option(help="Weight of KL(teacher || student).")] = 1.0,
-    hidden_weight: Annotated[float, typer.Option(help="Weight of the hidden-state match.")] = 1.0,
+    hidden_weight: Annotated[float, typer.Option(help="Weight of the hidden-state match.")] = 8.0,
     layers: Annotated[str, typer.Option(help="Layers whose outputs are matched: all, none, or 0,5,9.")] = "all",
     dtype: Annotated[str, typer.Option(help="Precision of the arithmetic: fp32 or bf16 (weights stay fp32).")] = "fp32",
     validations: Annotated[int, typer.Option(help="Points of the perplexity curve.")] = 10,

@@ -98,6 +98,7 @@ def recipe(toy: Toy) -> MakeSpec:
             "teacher": str(toy.teacher),
             "text": (str(toy.text),),
             "test": (str(toy.test),),
+            "what": "all",
             "steps": 6,
             "validations": 3,
             "tokens": 512,

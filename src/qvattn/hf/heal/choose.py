@@ -68,7 +68,9 @@ class Learner:
         try:
             from peft import LoraConfig, get_peft_model
         except ImportError:
-            raise UserError(f"lora={rank}: low-rank updates need the package peft (pip install peft)") from None
+            raise UserError(
+                f"lora={rank}: low-rank updates need the package peft (pip install 'qvattn[peft]')"
+            ) from None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._adapted = get_peft_model(

@@ -40,7 +40,7 @@ class HealSpec(BaseModel):
     text: tuple[str, ...] = Field(min_length=1)
     valid: str | None = None
     test: tuple[str, ...] = ()
-    what: Literal["all", "attention", "new"] = "all"
+    what: Literal["all", "attention", "new"] = "attention"
     lora: int | None = Field(default=None, ge=1)
     steps: int | None = Field(default=None, ge=1)
     minutes: float | None = Field(default=None, gt=0)
@@ -53,7 +53,7 @@ class HealSpec(BaseModel):
     clip: float | None = Field(default=1.0, gt=0)
     temperature: float = Field(default=1.0, gt=0)
     kl_weight: float = Field(default=1.0, ge=0)
-    hidden_weight: float = Field(default=1.0, ge=0)
+    hidden_weight: float = Field(default=8.0, ge=0)
     layers: Literal["all", "none"] | tuple[int, ...] = "all"
     dtype: Literal["fp32", "bf16"] = "fp32"
     validations: int = Field(default=10, ge=1, description="points of the curve after step 0")
