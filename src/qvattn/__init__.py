@@ -3,13 +3,15 @@
 One PyTorch module for every way of making keys, a cache that holds only what the next token needs, kernels that read it
 once, and a lab that shows what each choice costs.
 
-The public names are imported when they are first used, so that the command line starts without PyTorch.
+The public names are imported when they are first used, so that the command line starts without PyTorch; our models are
+registered with transformers' Auto classes as soon as transformers is imported.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
+from .registration import register_with_transformers
 
 if TYPE_CHECKING:
     from .attention import Attention
@@ -57,3 +59,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+register_with_transformers()

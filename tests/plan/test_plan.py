@@ -184,7 +184,7 @@ def test_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = shape_of_config(config).layers
     assert shape_of(str(tmp_path)).layers == shape_of(str(tmp_path / "config.json")).layers == wanted
     stored = json.loads((tmp_path / "config.json").read_text())
-    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", classmethod(lambda cls, name: (stored, {})))
+    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", classmethod(lambda cls, name, **kwargs: (stored, {})))
     assert shape_of("someone/some-model").layers == wanted
     spec = tmp_path / "spec.yaml"
     spec.write_text("variant: qv-ka\nd_model: 64\nn_heads: 4\nlayers: 2\n")

@@ -77,10 +77,10 @@ def convert(
         target = Target(
             variant=to,
             g_width=g_width,
-            key_from=key_from,
+            key_from=key_from,  # type: ignore[arg-type]
             d_key=key_width,
             kv_rank=rank,
-            kv_heads=kv_heads,  # type: ignore[arg-type]
+            kv_heads=kv_heads,
         )
         options = Options(
             calibration=calibration,

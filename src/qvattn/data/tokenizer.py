@@ -164,7 +164,7 @@ def _refuse_strange_parts(content: Any) -> None:
         raise ValueError("it adds tokens beyond the four special ones")
     for place, allowed in PARTS.items():
         part = content.get(place)
-        inner = part.get("normalizers", part.get("decoders", ())) if isinstance(part, dict) else ()
+        inner: Any = part.get("normalizers", part.get("decoders", ())) if isinstance(part, dict) else ()
         for one in (part, *inner):
             kind = one.get("type") if isinstance(one, dict) else None
             if one is not None and kind not in allowed:

@@ -184,7 +184,7 @@ def _place(tally: PlaceTally, stack: Stack) -> dict[str, Any]:
     exponents = [_exponents(block.self_attn) for block in stack.blocks()]
     own, rest = (x / max(tally.queries, 1) for x in (tally.own, tally.rest))
     sides = {side: _side(one) for side, one in tally.sides.items()}
-    heads = []
+    heads: list[dict[str, Any]] = []
     for layer, spec in enumerate(specs):
         for head in range(spec.n_heads):
             agf = exponents[layer]

@@ -135,7 +135,8 @@ class QVKa(Variant):
 
     def _shared_part(self, v: Tensor, g: Tensor) -> Tensor:
         """What every head's key takes from what all heads share, (B * T, k_heads * d_key)."""
-        read, factor = g, self.context_to_key
+        read = g
+        factor: Tensor = self.context_to_key
         if self.spec.key_from == "all":
             assert self.value_to_key is not None
             read = torch.cat((g, *v.unbind(1)), dim=-1)

@@ -98,7 +98,7 @@ def _gradients(model: CausalLM, layers: Sequence[MHA], window: Tensor, generator
             ids = window[None]
             positions = torch.arange(len(window), dtype=torch.int32)[None]
             hidden = model.hidden(ids, positions)
-            _own_loss(hidden[0], model.output_weight, generator).backward()  # type: ignore[no-untyped-call]
+            _own_loss(hidden[0], model.output_weight, generator).backward()
     finally:
         for hook in hooks:
             hook.remove()
