@@ -7,6 +7,7 @@ anything is built of them. Whatever is wrong is a ValueError that says so in a l
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import yaml
@@ -15,12 +16,16 @@ LONGEST_YAML = 300_000
 """Characters; PyYAML reads some hundred thousand a second."""
 MOST_NODES = 100_000
 DEEPEST = 60
+MOST_OPEN = 200
+"""Brackets open at once anywhere in a text, quoted ones counted too: PyYAML takes seconds for two thousand."""
 
 
 def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     """The document in `text`. Raises ValueError."""
     if len(text) > LONGEST_YAML:
         raise ValueError(f"{len(text):,} characters, allowed are {LONGEST_YAML:,}")
+    if _most_open(text) > MOST_OPEN:
+        raise ValueError(f"nested more than {DEEPEST} deep")
     try:
         reader = loader(text)
         try:
@@ -37,6 +42,15 @@ def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> An
         raise ValueError(f"nested more than {DEEPEST} deep") from None
     except (AttributeError, LookupError, TypeError) as error:  # PyYAML trips over values that are not of their tag
         raise ValueError(f"a value is not of the type that its tag names ({error})") from None
+
+
+def _most_open(text: str) -> int:
+    """The most brackets that are open at once."""
+    depth = most = 0
+    for sign in re.findall(r"[\[\]{}]", text):
+        depth = depth + 1 if sign in "[{" else max(0, depth - 1)
+        most = max(most, depth)
+    return most
 
 
 def _check(root: yaml.Node) -> None:

@@ -110,7 +110,7 @@ def test_other_runs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
 NATURAL = """
 name: natural
 task: translation
-data: {{corpus: files, {files}, vocab_size: 60, max_tokens: 300}}
+data: {{corpus: files, {files}, vocab_size: 270, max_tokens: 300}}
 model: {{d_model: 16, d_ff: 16, n_heads: 2, encoder_layers: 1, decoder_layers: 1, attention: qv}}
 train: {{steps: 2, validate_every: 2, tensorboard: false}}
 """

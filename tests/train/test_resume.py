@@ -155,5 +155,5 @@ def test_damaged_optimizer_file_is_named(toy: MakeRecipe, tmp_path: Path) -> Non
     assert checkpoint is not None
     file = checkpoint.path / "optimizer.pt"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(UserError, match=r"optimizer\.pt cannot be read"):
+    with pytest.raises(UserError, match=r"optimizer\.pt is not what was written"):
         run_training(recipe, tmp_path / "run", resume=True)

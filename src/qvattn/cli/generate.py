@@ -74,7 +74,7 @@ def load_writer(path: Path, checkpoint: str, device: str) -> tuple[QvattnModel, 
     if path.is_dir() and find_run(path) is None and (path / "tokenizer_config.json").is_file():
         from transformers import AutoTokenizer
 
-        return load(path).to(device).eval(), AutoTokenizer.from_pretrained(path), [], path
+        return load(path).to(device).eval(), AutoTokenizer.from_pretrained(path, trust_remote_code=False), [], path
     loaded, tokenizers, folder = load_run(path, checkpoint, device)
     return loaded, tokenizers.target, None, folder
 

@@ -127,6 +127,8 @@ def _request(
 ) -> tuple[array[int], Tensor, list[Any]]:
     """The request, the output it points to, and whatever else must stay alive."""
     B, H, M, _ = scores[0].q.shape
+    if not (B and H and M):
+        raise UserError(f"queries have shape {tuple(scores[0].q.shape)}: there is nothing to attend for")
     T = value.stream.shape[2]
     width = value.stream.shape[3] - value.start if value.width is None else value.width
     where: _Where = geometry.recall("cpu", lambda: _where(geometry))

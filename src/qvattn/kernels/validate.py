@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..geometry import Geometry
-from ..positions.base import DistanceTables
+from ..positions.base import DistanceTables, Rotation
 from ..quantised import QuantisedStream
 from .terms import ScoreTerm, ValueTerm
 
@@ -49,7 +49,7 @@ def _term(term: ScoreTerm, what: str, B: int, H: int, M: int, T: int, dtype: tor
     _groups(what, term.groups, term.stream.shape[1], H)
     if term.gain is not None and tuple(term.gain.shape) not in ((D,), (1,)):
         raise UserError(f"{what}.gain has shape {tuple(term.gain.shape)}, expected [D={D}]")
-    if term.rotation is not None:
+    if type(term.rotation) is Rotation:  # others bring their own cosines and know what they are for
         at = term.rotation.positions.shape
         if len(at) != 2 or at[0] not in (1, B) or at[1] != T:
             raise UserError(f"{what}.rotation is for positions of shape {tuple(at)}, expected [B={B} or 1, T={T}]")

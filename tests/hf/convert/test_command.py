@@ -172,7 +172,7 @@ def _killed(*_: Any) -> None:
 BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "calibration too short": (
         ("--window", "64", "--tokens", "5000", "--calibration", "SHORT"),
-        "at least 48 are needed",
+        "at least 64 are needed",
     ),
     "too few tokens": (("--tokens", "20"), "--tokens 20"),
     "window beyond the model": (("--window", "128"), "--window 128: the model was made for at most 64"),
