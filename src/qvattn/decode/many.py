@@ -114,9 +114,7 @@ class _Flow:
         taken, memory = self.waiting.take(len(free))
         rows = torch.tensor(free[: len(taken)], device=tokens.device)
         assert session.memory is not None
-        replace_rows(session.memory, rows, memory)
-        # another object, since what was worked out from the old positions no longer holds
-        session.memory = Memory(session.memory.positions, session.memory.streams)
+        session.memory = with_rows(session.memory, rows, memory)
         session.begin_again(torch.tensor(free, device=tokens.device))  # so that no free row runs ahead of the others
         for row, source in zip(free, taken, strict=False):
             self.holds[row] = source
@@ -232,14 +230,18 @@ def _each(layer: Mapping[str, Tensor], part: slice) -> dict[str, Tensor]:
     return {name: stream[part] for name, stream in layer.items()}
 
 
-def replace_rows(memory: Memory, rows: Tensor, by: Memory) -> None:
-    """Put sources that are not longer into these rows of a memory, in place."""
+def with_rows(memory: Memory, rows: Tensor, by: Memory) -> Memory:
+    """The memory with other sources, none longer than its longest, in these rows; it takes the streams over.
+
+    A memory of its own, with positions of its own: what was worked out from the old ones no longer holds.
+    """
     length = by.positions.shape[1]
-    memory.positions[rows] = PADDING
-    memory.positions[rows, :length] = by.positions
+    positions = memory.positions.index_fill(0, rows, PADDING)
+    positions[rows, :length] = by.positions
     for mine, theirs in zip(memory.streams, by.streams, strict=True):
         for name, stream in mine.items():
             stream[rows, :, :length] = theirs[name]
+    return Memory(positions, memory.streams)
 
 
 def narrowed(memory: Memory, length: int) -> Memory:

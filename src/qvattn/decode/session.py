@@ -74,7 +74,6 @@ class LeanModel:
                 f"attention_mask has shape {tuple(attention_mask.shape)}, expected that of input_ids, "
                 f"{tuple(input_ids.shape)}"
             )
-        self.stack.lay_out(input_ids.shape[0] * copies)
         kind = TranslationSession if self.is_translation else PromptSession
         return kind(self, input_ids.to(self.device), attention_mask, copies)
 
@@ -89,7 +88,8 @@ class Session:
 
     cache: StreamCache
 
-    def __init__(self, lean_model: LeanModel) -> None:
+    def __init__(self, lean_model: LeanModel, rows: int) -> None:
+        lean_model.stack.lay_out(rows)
         self.lean = lean_model
         self.memory: Memory | None = None
         self.plain = True
@@ -147,7 +147,7 @@ class TranslationSession(Session):
     """Encodes the sources, makes the cross-attention streams once per source, and decodes from the start token."""
 
     def __init__(self, lean_model: LeanModel, input_ids: Tensor, mask: Tensor | None, copies: int) -> None:
-        super().__init__(lean_model)
+        super().__init__(lean_model, input_ids.shape[0] * copies)
         self.memory = lean_model.encode(input_ids, mask)
         self.cache = lean_model.model.new_cache(input_ids.shape[0] * copies, capacity=FIRST_RESERVATION)
 
@@ -162,7 +162,7 @@ class PromptSession(Session):
     """Tokens read at once: bounds the memory that scores of a long prompt take."""
 
     def __init__(self, lean_model: LeanModel, input_ids: Tensor, mask: Tensor | None, copies: int) -> None:
-        super().__init__(lean_model)
+        super().__init__(lean_model, input_ids.shape[0] * copies)
         self.cache = lean_model.model.new_cache(input_ids.shape[0], capacity=input_ids.shape[1] + FIRST_RESERVATION)
         self._prompt = input_ids
         real = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device)
