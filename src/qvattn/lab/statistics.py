@@ -1,4 +1,4 @@
-"""Means over seeds with Student-t intervals, and differences paired by seed.
+"""Means over seeds (or windows of text) with Student-t intervals, and differences paired by them.
 
 Must never invent an interval: one seed has none, and the callers say so.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 from scipy.special import stdtrit
@@ -64,3 +65,33 @@ def paired_difference(
     if not shared:
         return None
     return estimate([values[seed] - baseline[seed] for seed in shared], confidence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Perplexity against another model's on the same windows, in percent, with a 95 % interval over windows.
+
+    A single window has no interval.
+    """
+
+    percent: float
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None else f" ({self.low:+.2f} to {self.high:+.2f})"
+        return f"{self.percent:+.2f} %{interval}"
+
+
+def perplexity_change(losses: Sequence[float], other: Sequence[float]) -> Change:
+    """How much higher the first perplexity is, from the mean losses (nats per token) of each window under both models.
+
+    From the paired differences: `100 (exp(mean +- t s / sqrt(n)) - 1)`.
+    """
+    found = estimate([mine - theirs for mine, theirs in zip(losses, other, strict=True)])
+    half = found.half_width
+    return Change(
+        percent=100 * math.expm1(found.mean),
+        low=None if half is None else 100 * math.expm1(found.mean - half),
+        high=None if half is None else 100 * math.expm1(found.mean + half),
+    )

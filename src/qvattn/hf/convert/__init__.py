@@ -1,12 +1,11 @@
 """Conversion of trained models to variants that cache less, by least squares on calibration text."""
 
-from .perplexity import Change, WindowLosses, window_losses
+from .perplexity import WindowLosses, window_losses
 from .report import Conversion
 from .run import Options, convert, convert_layers, weighed
 from .specs import Target
 
 __all__ = [
-    "Change",
     "Conversion",
     "Options",
     "Target",

@@ -6,7 +6,7 @@ Each window stands alone: its first token is read and not predicted. Must never 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...lab.statistics import estimate
+from ...lab.statistics import Change, perplexity_change
 from ...models import CausalLM
 
 Progress = Callable[[str, int, int], None]
@@ -45,30 +45,8 @@ class WindowLosses:
         """Perplexity relative to another model's on the same windows."""
         if self.per_window != other.per_window or len(self.sums) != len(other.sums):
             raise UserError("perplexities compare on the same windows only")
-        pairs = zip(self.sums, other.sums, strict=True)
-        found = estimate([(mine - theirs) / self.per_window for mine, theirs in pairs])
-        half = found.half_width
-        return Change(
-            percent=100 * math.expm1(found.mean),
-            low=None if half is None else 100 * math.expm1(found.mean - half),
-            high=None if half is None else 100 * math.expm1(found.mean + half),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """Perplexity against another model's, in percent, with a 95 % interval from paired differences over windows.
-
-    A single window has no interval.
-    """
-
-    percent: float
-    low: float | None
-    high: float | None
-
-    def __str__(self) -> str:
-        interval = "" if self.low is None else f" ({self.low:+.2f} to {self.high:+.2f})"
-        return f"{self.percent:+.2f} %{interval}"
+        mine, theirs = ([loss / one.per_window for loss in one.sums] for one in (self, other))
+        return perplexity_change(mine, theirs)
 
 
 @torch.inference_mode()
@@ -88,14 +66,3 @@ def window_losses(
         sums.append(loss)
         progress(what, i + 1, len(windows))
     return WindowLosses(sums=tuple(sums), per_window=windows.shape[1] - 1)
-
-
-def table_row(losses: WindowLosses, baseline: WindowLosses) -> dict[str, Any]:
-    """Perplexity and its change, in JSON's types."""
-    change = losses.against(baseline)
-    return {"perplexity": losses.perplexity, "percent": change.percent, "low": change.low, "high": change.high}
-
-
-def mean_loss(sums: Sequence[float], per_window: int) -> float:
-    """Nats per token."""
-    return math.fsum(sums) / (len(sums) * per_window)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...lab.statistics import estimate
+from ...lab.statistics import estimate, perplexity_change
 from ...models.objective import token_objective
 from .objective import divergence
 from .pair import DistilledPair
@@ -67,25 +67,6 @@ def perplexity_of(nll: Sequence[float]) -> float:
     return math.exp(math.fsum(nll) / len(nll))
 
 
-def loss_against(nll: Sequence[float], other: Sequence[float]) -> dict[str, float | None]:
-    """How much higher the first perplexity is, in percent of the second, with a 95 % interval over windows.
-
-    From the paired differences of log perplexity: `100 (exp(mean +- t s / sqrt(n)) - 1)`; a single window has no
-    interval.
-    """
-    found = estimate([a - b for a, b in zip(nll, other, strict=True)])
-    half = found.half_width
-
-    def percent(difference: float) -> float:
-        return 100 * math.expm1(difference)
-
-    return {
-        "percent": percent(found.mean),
-        "low": None if half is None else percent(found.mean - half),
-        "high": None if half is None else percent(found.mean + half),
-    }
-
-
 def summary(before: WindowScores, after: WindowScores) -> dict[str, Any]:
     """Perplexities of teacher, converted and healed model, their paired differences, and KL to the teacher."""
     kl = {"before": estimate(before.kl), "after": estimate(after.kl)}
@@ -95,8 +76,8 @@ def summary(before: WindowScores, after: WindowScores) -> dict[str, Any]:
         "teacher": perplexity_of(after.teacher_nll),
         "before": perplexity_of(before.nll),
         "after": perplexity_of(after.nll),
-        "before_against_teacher": loss_against(before.nll, before.teacher_nll),
-        "after_against_teacher": loss_against(after.nll, after.teacher_nll),
-        "after_against_before": loss_against(after.nll, before.nll),
+        "before_against_teacher": vars(perplexity_change(before.nll, before.teacher_nll)),
+        "after_against_teacher": vars(perplexity_change(after.nll, after.teacher_nll)),
+        "after_against_before": vars(perplexity_change(after.nll, before.nll)),
         "kl": {when: {"mean": found.mean, "half_width": found.half_width} for when, found in kl.items()},
     }
