@@ -27,7 +27,7 @@ from .layers import HiddenStates, Residual, fitted
 from .perplexity import Progress, WindowLosses, silent, window_losses
 from .report import Conversion, LayerRow, cache_bytes, perplexity_fields
 from .saving import check_out, save
-from .specs import Target, converted_config, target_specs
+from .specs import INSTEAD, WARNINGS, Target, converted_config, target_specs
 from .weighing import Weighing, by_activations, by_sensitivity
 
 LEAST_ROWS = 2
@@ -213,13 +213,8 @@ def _rows(
 
 
 def _notes(model: CausalLM, target: Target, specs: Sequence[AttentionSpec]) -> list[str]:
-    notes = []
-    if specs[0].variant in ("qv", "qv-gqa", "qv-mqa"):
-        notes.append("keys are dropped: without healing such a model is expected to be useless")
-    if specs[0].variant == "qv-ka-gqa" and target.variant == "thin-key":
-        notes.append("the model rotates or norms its keys: the thin key is one for all heads, rebuilt on read")
-    if specs[0].variant in ("gqa", "mqa"):
-        notes.append("pooled heads are a start for healing, not a model to use (arXiv 2305.13245)")
+    made = specs[0].variant
+    notes = [note for note in (WARNINGS.get(made), INSTEAD.get((target.variant, made))) if note]
     if any(spec.variant_class.two_routes and not spec.can_absorb for spec in specs):
         notes.append("keys are rebuilt from the cache at every step, because they are rotated or normed after that")
     return notes

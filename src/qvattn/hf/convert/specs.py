@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,7 +14,6 @@ from ...positions import POSITIONS
 from ...spec import OPTIONAL_FIELDS, AttentionSpec
 from ...variants import ALIASES, VARIANTS
 from ...variants.separate_keys import GQA, MHA, MQA
-from .fits import FITS
 
 SOURCES = (MHA, GQA, MQA)
 """What can be converted: separate keys and values of one width."""
@@ -23,7 +22,7 @@ SOURCES = (MHA, GQA, MQA)
 class Target(BaseModel):
     """What to convert to. Fields a variant does not use must be left unset; unset ones take its defaults.
 
-    variant: a name of FITS.  g_width: context width of qv-ka and its kin (default: the head size), and the width of
+    variant: a name of ROUTES.  g_width: context width of qv-ka and its kin (default: the head size), and the width of
     the joint low-rank key of a thin-key model that rotates.  key_from: own, all or context.  d_key: width of a thin key
     head (default: half the head).  kv_rank: latent width of mla (default: two thirds of what is cached now).
     kv_heads: heads after pooling (default: half of them).
@@ -39,17 +38,6 @@ class Target(BaseModel):
     kv_heads: int | None = Field(default=None, ge=1)
 
 
-USES = {
-    "gqa": ("kv_heads",),
-    "mqa": (),
-    "qv-ka": ("g_width", "key_from"),
-    "qv-ka-gqa": ("g_width", "key_from"),
-    "thin-key": ("d_key", "g_width"),
-    "mla": ("kv_rank",),
-    "qv": (),
-    "qv-gqa": (),
-    "qv-mqa": (),
-}
 OPTIONS = {
     "g_width": "--g-width",
     "key_from": "--key-from",
@@ -81,12 +69,12 @@ def target_specs(model: CausalLM, target: Target) -> list[AttentionSpec]:
     """The spec of each layer after the conversion. Raises UserError naming the option that does not fit."""
     check_source(model)
     name = ALIASES.get(target.variant, target.variant)
-    if name not in FITS:
+    if name not in ROUTES:
         why = "has no conversion" if name in VARIANTS else "is unknown"
-        raise UserError(f"--to {target.variant}: this variant {why}; allowed are {', '.join(FITS)}")
+        raise UserError(f"--to {target.variant}: this variant {why}; allowed are {', '.join(ROUTES)}")
     for field, option in OPTIONS.items():
-        if getattr(target, field) is not None and field not in USES[name]:
-            used = ", ".join(OPTIONS[one] for one in USES[name]) or "no option"
+        if getattr(target, field) is not None and field not in ROUTES[name].uses:
+            used = ", ".join(OPTIONS[one] for one in ROUTES[name].uses) or "no option"
             raise UserError(f"{option} {getattr(target, field)}: --to {name} does not use it (it uses {used})")
     return [_converted(spec, name, target, i) for i, spec in enumerate(model.decoder_stack.specs)]
 
@@ -94,7 +82,7 @@ def target_specs(model: CausalLM, target: Target) -> list[AttentionSpec]:
 def _converted(spec: AttentionSpec, name: str, target: Target, layer: int) -> AttentionSpec:
     k_heads, v_heads = spec.variant_class.shared_heads(spec)  # type: ignore[attr-defined]
     rotary = POSITIONS[spec.position.kind].rotary
-    common = {
+    common: dict[str, Any] = {
         "d_model": spec.d_model,
         "n_heads": spec.n_heads,
         "d_head": spec.d_head,
@@ -104,7 +92,7 @@ def _converted(spec: AttentionSpec, name: str, target: Target, layer: int) -> At
         "out_bias": spec.out_bias,
         "dropout": spec.dropout,
     }
-    fields = _FIELDS[name](spec, target, k_heads, v_heads, rotary)
+    fields = ROUTES[name].fields(spec, target, k_heads, v_heads, rotary)
     try:
         return AttentionSpec(**common | fields)
     except UserError as error:
@@ -192,17 +180,34 @@ def _value_only(variant: str) -> Any:
     return fields
 
 
-_FIELDS: dict[str, Any] = {
-    "gqa": _pooled,
-    "mqa": _mqa,
-    "qv-ka": _qv_ka,
-    "qv-ka-gqa": _qv_ka_gqa,
-    "thin-key": _thin,
-    "mla": _mla,
-    "qv": _value_only("qv"),
-    "qv-gqa": _value_only("qv-gqa"),
-    "qv-mqa": _value_only("qv-mqa"),
+class Route(NamedTuple):
+    """How to come to a variant: its AttentionSpec fields for a layer, and the options of `Target` that it uses."""
+
+    fields: Callable[[AttentionSpec, Target, int, int, bool], dict[str, Any]]
+    uses: tuple[str, ...] = ()
+
+
+ROUTES = {
+    "gqa": Route(_pooled, ("kv_heads",)),
+    "mqa": Route(_mqa),
+    "qv-ka": Route(_qv_ka, ("g_width", "key_from")),
+    "qv-ka-gqa": Route(_qv_ka_gqa, ("g_width", "key_from")),
+    "thin-key": Route(_thin, ("d_key", "g_width")),
+    "mla": Route(_mla, ("kv_rank",)),
+    "qv": Route(_value_only("qv")),
+    "qv-gqa": Route(_value_only("qv-gqa")),
+    "qv-mqa": Route(_value_only("qv-mqa")),
 }
+"""What can be converted to. The weights of the variant that comes out follow by its entry in `FITS`."""
+
+_DROPPED = "keys are dropped: without healing such a model is expected to be useless"
+_POOLED = "pooled heads are a start for healing, not a model to use (arXiv 2305.13245)"
+WARNINGS = dict.fromkeys(("qv", "qv-gqa", "qv-mqa"), _DROPPED) | dict.fromkeys(("gqa", "mqa"), _POOLED)
+"""What to say of a conversion by the variant that came out."""
+INSTEAD = {
+    ("thin-key", "qv-ka-gqa"): "the model rotates or norms its keys: the thin key is one for all heads, rebuilt on read"
+}
+"""What to say where another variant came out than was asked for: (asked for, came out)."""
 
 
 def converted_config(config: CausalLMConfig, specs: Sequence[AttentionSpec]) -> CausalLMConfig:
