@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qvattn.cli.output import print_json, say, stdout_console
+from qvattn.cli.output import check_page, hand_over, say, stdout_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,15 +44,12 @@ def affinity(
     word and the partner of a translation, and whether words that go together attract each other. On natural text, with
     --tags, attention between word classes alone. Writes a page with heat maps, and all numbers beside it as JSON.
     """
-    from qvattn.errors import UserError
     from qvattn.lab.affinity import measure, summary
     from qvattn.lab.affinity_page import write_page
     from qvattn.lab.affinity_text import measure as measure_text
     from qvattn.lab.runs import find_runs
-    from qvattn.train.run import write_json
 
-    if output.is_dir() or output.suffix == ".json":
-        raise UserError(f"--output {output}: give an HTML file, such as affinity.html")
+    check_page(output, "affinity.html")
     taggers = None if tags is None else _taggers(tags)
     runs = []
     for path in dict.fromkeys(run for root in directories for run in find_runs(root)):
@@ -62,12 +59,7 @@ def affinity(
             runs.append(measure_text(path, taggers, sentences=sentences, checkpoint=checkpoint.value))
         say(f"{path}: {runs[-1]['sentences']} sentences")
     write_page(runs, output, title="Affinity")
-    write_json(output.with_suffix(".json"), {"runs": runs})
-    say(f"page: {output}, numbers: {output.with_suffix('.json')}")
-    if as_json:
-        print_json({"runs": runs})
-    else:
-        stdout_console().print(_table(summary(runs)))
+    hand_over({"runs": runs}, output, as_json=as_json, show=lambda: stdout_console().print(_table(summary(runs))))
 
 
 def _taggers(tags: str) -> tuple[Tagger, Tagger]:

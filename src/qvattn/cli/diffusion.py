@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qvattn.cli.output import print_json, say, stdout_console
+from qvattn.cli.output import check_page, hand_over, say, stdout_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,15 +39,12 @@ def diffusion(
     score stands out before and after the softmax. Says which predictions of the published explanation of why QKV does
     better than QV came true. Writes a page with heat maps, and all numbers beside it as JSON.
     """
-    from qvattn.errors import UserError
     from qvattn.lab.diffusion import measure
     from qvattn.lab.diffusion_page import write_page
-    from qvattn.lab.diffusion_summary import choose_baseline, results
+    from qvattn.lab.diffusion_summary import choose_baseline, predictions, results
     from qvattn.lab.runs import find_runs
-    from qvattn.train.run import write_json
 
-    if output.is_dir() or output.suffix == ".json":
-        raise UserError(f"--output {output}: give an HTML file, such as diffusion.html")
+    check_page(output, "diffusion.html")
     runs = []
     for path in dict.fromkeys(run for root in directories for run in find_runs(root)):
         runs.append(measure(path, sentences=sentences, checkpoint=checkpoint.value))
@@ -55,14 +52,7 @@ def diffusion(
     base = choose_baseline(runs, baseline)
     write_page(runs, output, title="Diffusion of deep matching", baseline=base)
     found = results(runs, base)
-    write_json(output.with_suffix(".json"), found)
-    say(f"page: {output}, numbers: {output.with_suffix('.json')}")
-    if as_json:
-        print_json(found)
-    else:
-        from qvattn.lab.diffusion_summary import predictions
-
-        stdout_console().print(_table(predictions(runs, base)))
+    hand_over(found, output, as_json=as_json, show=lambda: stdout_console().print(_table(predictions(runs, base))))
 
 
 def _table(verdicts: list[Verdict]) -> Table:

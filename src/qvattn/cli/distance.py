@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qvattn.cli.output import print_json, say, stdout_console
+from qvattn.cli.output import check_page, hand_over, say, stdout_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,13 +45,10 @@ def distance(
     with AGF also the exponents they learned. Without files, a run's validation data is used, and for foreign models
     the embedded King James text. Writes a page with a log-log plot for every head, and all numbers beside it as JSON.
     """
-    from qvattn.errors import UserError
     from qvattn.lab.distance_page import write_page
     from qvattn.lab.distance_subjects import measure_all
-    from qvattn.train.run import write_json
 
-    if output.is_dir() or output.suffix == ".json":
-        raise UserError(f"--output {output}: give an HTML file, such as distance.html")
+    check_page(output, "distance.html")
     runs = []
     for run in measure_all(
         subjects,
@@ -65,12 +62,7 @@ def distance(
         runs.append(run)
         say(f"{run['run']}: {run['sentences']} sentences")
     write_page(runs, output, title="Attention against distance")
-    write_json(output.with_suffix(".json"), {"runs": runs})
-    say(f"page: {output}, numbers: {output.with_suffix('.json')}")
-    if as_json:
-        print_json({"runs": runs})
-    else:
-        stdout_console().print(_table(runs))
+    hand_over({"runs": runs}, output, as_json=as_json, show=lambda: stdout_console().print(_table(runs)))
 
 
 def _table(runs: list[dict[str, Any]]) -> Table:

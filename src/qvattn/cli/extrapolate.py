@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qvattn.cli.output import print_json, say
+from qvattn.cli.output import check_page, hand_over, say
 
 
 class Which(StrEnum):
@@ -51,13 +51,10 @@ def extrapolate(
     """
     import torch
 
-    from qvattn.errors import UserError
     from qvattn.lab.extrapolation import markdown, measure_all, summary
     from qvattn.lab.extrapolation_page import write_page
-    from qvattn.train.run import write_json
 
-    if output.is_dir() or output.suffix == ".json":
-        raise UserError(f"--output {output}: give an HTML file, such as extrapolation.html")
+    check_page(output, "extrapolation.html")
     if threads is not None:
         torch.set_num_threads(threads)
     chosen: dict[str, Any] = {
@@ -72,12 +69,7 @@ def extrapolate(
     lines = summary(results, baseline=baseline)
     content = {"variants": [line.as_dict() for line in lines], "runs": results}
     write_page(lines, results, output, title="Extrapolation")
-    write_json(output.with_suffix(".json"), content)
-    say(f"page: {output}, numbers: {output.with_suffix('.json')}")
-    if as_json:
-        print_json(content)
-    else:
-        typer.echo(markdown(lines), nl=False)
+    hand_over(content, output, as_json=as_json, show=lambda: typer.echo(markdown(lines), nl=False))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qvattn.cli.output import print_json, say, stdout_console
+from qvattn.cli.output import check_page, hand_over, say, stdout_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,14 +40,11 @@ def operators(
     residual if keys were shared, made thin, or made from values and a small context. Weights are only read. Under RoPE
     both at offset 0 and as the mean over every offset. Writes a page with pictures, and all numbers beside it as JSON.
     """
-    from qvattn.errors import UserError
     from qvattn.lab.operators import measure
     from qvattn.lab.operators_page import write_page
     from qvattn.lab.operators_source import open_model, second_moments
-    from qvattn.train.run import write_json
 
-    if output.is_dir() or output.suffix == ".json":
-        raise UserError(f"--output {output}: give an HTML file, such as operators.html")
+    check_page(output, "operators.html")
     wanted = None if sizes is None else _sizes(sizes)
     opened = open_model(model)
     moments = None
@@ -55,12 +52,7 @@ def operators(
         moments = second_moments(opened, text, tokens, progress=lambda done: say(f"read {done} tokens"))
     found = measure(opened.layers, name=opened.name, sizes=wanted, moments=moments, progress=say)
     write_page(found, output)
-    write_json(output.with_suffix(".json"), found)
-    say(f"page: {output}, numbers: {output.with_suffix('.json')}")
-    if as_json:
-        print_json(found)
-    else:
-        stdout_console().print(_table(found))
+    hand_over(found, output, as_json=as_json, show=lambda: stdout_console().print(_table(found)))
 
 
 def _sizes(text: str) -> list[int]:

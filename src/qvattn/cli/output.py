@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -47,3 +49,24 @@ def to_plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     return str(value)
+
+
+def check_page(output: Path, example: str) -> None:
+    """Refuse a page whose numbers, in a JSON file beside it, would take its place. Raises UserError."""
+    from qvattn.errors import UserError
+
+    if output.is_dir() or output.suffix == ".json":
+        raise UserError(f"--output {output}: give an HTML file, such as {example}")
+
+
+def hand_over(found: Any, output: Path, *, as_json: bool, show: Callable[[], None]) -> None:
+    """The numbers of an analysis: into the JSON file beside its page, and to stdout as JSON or as `show` does it."""
+    from qvattn.train.run import write_json
+
+    numbers = output.with_suffix(".json")
+    write_json(numbers, found)
+    say(f"page: {output}, numbers: {numbers}")
+    if as_json:
+        print_json(found)
+    else:
+        show()
