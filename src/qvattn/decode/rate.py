@@ -5,6 +5,7 @@ Every model is asked for the same: so many rows, so many steps, whatever it answ
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping
 
@@ -47,7 +48,7 @@ def decode_rate(model: QvattnModel, batch: Mapping[str, Tensor], *, seconds: flo
                 times.append(_now(model.device) - start)
             if times and time.perf_counter() - begun > LONGEST:
                 break
-    return ids.shape[0] / sorted(times)[len(times) // 2] if times else None
+    return ids.shape[0] / statistics.median_high(times) if times else None
 
 
 def _now(device: torch.device) -> float:

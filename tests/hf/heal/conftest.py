@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,6 @@ WORDS = ("a", "the", "old", "young", "man", "woman", "dog", "cat", "house", "riv
 SIZES: dict[str, Any] = {"d_model": 32, "d_ff": 64, "n_heads": 4, "layers": 2, "dropout": 0.0}
 TEACHER = {"variant": "gqa", "k_heads": 2, "v_heads": 2}
 CONVERTED = {"variant": "qv-ka-gqa", "v_heads": 2, "d_ctx": 4}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
