@@ -579,7 +579,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=8000)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--group", type=int, default=8, help="translate: batches an engine does before the next's turn")
+    parser.add_argument("--group", type=int, default=32, help="translate: batches an engine does in its turn (32: all)")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--context", type=int)
     parser.add_argument("--variant", default="mha", help="translate: another variant of ours, without Marian")

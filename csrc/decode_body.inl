@@ -188,6 +188,7 @@ static void score(const ScoreJob& job, int64_t rows) {
     constexpr int STEP = Lanes<E>::STEP;
     if (rows > 1) score_many<E>(job, rows / 2 * 2);
     if (rows % 2 == 0) return;
+    if (job.width == 32 && 32 % STEP == 0) return score_single<E, 32 / STEP>(job, rows - 1);
     if (job.width == 64 && 64 % STEP == 0) return score_single<E, 64 / STEP>(job, rows - 1);
     if (job.width == 128 && 128 % STEP == 0) return score_single<E, 128 / STEP>(job, rows - 1);
     score_single<E, 0>(job, rows - 1);
@@ -285,6 +286,8 @@ static int64_t place_of(int64_t dtype, int64_t i) {
     if (dtype == BF16) return i / (2 * N) * (2 * N) + i % 2 * N + i % (2 * N) / 2;
     return dtype == I8 ? int8_place(i) : i;
 }
+
+static bool in_order(int64_t dtype) { return dtype == F32 || dtype == F16; }  // place_of(dtype, i) == i
 
 static int64_t up_to(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
@@ -447,8 +450,11 @@ static Scratch lay_out(const Plan& plan, float* memory) {
 template <class E>
 static void take_query(const Plan& plan, const Term& term, const E* q, float* out) {
     const float scale = plan.scale * 1.442695041f;  // scores are kept in units of log 2
-    for (int64_t i = 0; i < term.padded; ++i) out[i] = 0.f;
-    for (int64_t i = 0; i < term.keys.width; ++i) {
+    std::fill(out, out + term.padded, 0.f);
+    int64_t i = 0;
+    if (term.rotate == NONE && !term.gain && in_order(term.keys.dtype))
+        for (; i + N <= term.keys.width; i += N) store(out + i, mul(load(q + i), set1(scale)));
+    for (; i < term.keys.width; ++i) {
         float x = to_float(q[i]) * scale;
         if (term.rotate == NONE)
             out[term.keys.dtype == I8 ? i : place_of(term.keys.dtype, i)] = term.gain ? x * term.gain[i] : x;
@@ -601,9 +607,14 @@ static void write_rows(const Plan& plan, const Component& c, int64_t b, const fl
     for (int64_t row = 0; row < (c.h1 - c.h0) * plan.M; ++row, sums += plan.padded_value) {
         const float total = hsum(load(weights + row * N));
         const float factor = total == 0.f ? 0.f : 1.f / total;  // a query that sees nothing gets zeros
-        for (int64_t i = 0; i < count; ++i)
-            for (int64_t d = 0; d < plan.value.width; ++d)
-                from_float(sums[i * each + place_of(plan.value.dtype, d)] * factor, *out++);
+        for (int64_t i = 0; i < count; ++i, out += plan.value.width) {
+            const float* from = sums + i * each;
+            if (in_order(plan.value.dtype))
+                for (int64_t d = 0; d < plan.value.width; ++d) from_float(from[d] * factor, out[d]);
+            else
+                for (int64_t d = 0; d < plan.value.width; ++d)
+                    from_float(from[place_of(plan.value.dtype, d)] * factor, out[d]);
+        }
     }
 }
 

@@ -10,14 +10,13 @@ beside them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import UserError
 from ..models import Memory, QvattnModel
-from ..streams import PADDING, Stream, StreamCache
+from ..streams import PADDING, StreamCache
 from .choice import largest
 from .session import LeanModel, TranslationSession, as_lean, padded, stop_ids
 from .step import StepGeometry
@@ -135,18 +134,18 @@ class _Flow:
 
 
 class RowCache(StreamCache):
-    """A cache whose rows advance one token at a time, each at its own position: position p lies in slot p."""
+    """A cache whose rows advance one token at a time, each at its own position: position p lies in slot p.
 
-    def __init__(self, layers: Sequence[Sequence[Stream] | int], batch_size: int, **kwargs: Any) -> None:
-        super().__init__(layers, batch_size, **kwargs)
-        self._head_counts = {stream.heads for layer in self.streams for stream in layer}
+    The heads of a token lie together in memory, so that a step writes one run of numbers per row and stream.
+    """
 
     def _allocate(self, heads: int, width: int, dtype: torch.dtype) -> Tensor:
         # slots that a row has not come to yet are hidden but may be read: they must hold numbers
-        return super()._allocate(heads, width, dtype).zero_()
+        shape = (self.batch_size, self._capacity, heads, width)
+        return torch.zeros(shape, dtype=dtype, device=self.device).transpose(1, 2)
 
     def _selected(self, buffer: Tensor, index: Tensor) -> Tensor:
-        return buffer.index_select(0, index)
+        return buffer.transpose(1, 2).index_select(0, index).transpose(1, 2)
 
     def advance_to(self, positions: Tensor, last: int) -> None:
         """Begin a step: the position (B, 1) of each row's new token, none beyond `last`."""
@@ -154,17 +153,13 @@ class RowCache(StreamCache):
         self.length = last + 1
         slots = positions.long()
         self._positions.scatter_(1, slots, positions)
-        rows = torch.arange(self.batch_size, device=self.device)[:, None]
-        self._places = {
-            heads: ((rows * heads + torch.arange(heads, device=self.device)) * self._capacity + slots).flatten()
-            for heads in self._head_counts
-        }
+        rows = torch.arange(self.batch_size, device=self.device)
+        self._places = rows * self._capacity + slots[:, 0]
 
     def write(self, layer: int, entries: Mapping[str, Tensor]) -> None:
         for name, entry in entries.items():
-            buffer, (_, heads, _, width) = self._layers[layer][name], entry.shape
-            places = buffer.view(self.batch_size * heads * self._capacity, width)
-            places.index_copy_(0, self._places[heads], entry.reshape(-1, width))
+            runs = self._layers[layer][name].transpose(1, 2).flatten(0, 1).flatten(1)
+            runs.index_copy_(0, self._places, entry.flatten(1))
 
     def forget(self, rows: Tensor) -> None:
         """Make the whole past of these rows padding."""
