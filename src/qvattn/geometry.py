@@ -26,7 +26,9 @@ class Geometry:
     """
 
     def __init__(self, q_pos: Tensor, k_pos: Tensor, *, causal: bool, window: int | None = None) -> None:
-        self.q_pos, self.k_pos, self.causal, self.window = q_pos, k_pos, causal, window
+        self.q_pos, self.k_pos, self.causal = q_pos, k_pos, causal
+        # beyond any distance of 32-bit positions: no window, and no number that they could not be compared with
+        self.window = None if window is not None and window > torch.iinfo(torch.int32).max else window
         self._recalled: dict[Hashable, Any] = {}
 
     def with_window(self, window: int | None) -> Geometry:

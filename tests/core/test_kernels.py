@@ -209,7 +209,9 @@ def test_dropout_is_of_weights_and_keeps_the_mean() -> None:
 
 def test_requests_that_do_not_fit_say_what_does() -> None:
     r = plain()
-    q, k = r.scores[0].q, r.scores[0].stream
+    q, k, v = r.scores[0].q, r.scores[0].stream, r.value.stream
+    assert isinstance(v, torch.Tensor)
+    turn = Rotation(r.geometry.k_pos, base=1e4, dim=6, layout="half")
     bad: list[tuple[list[ScoreTerm], ValueTerm, Geometry, str]] = [
         ([], r.value, r.geometry, r"scores=\(\)"),
         ([ScoreTerm(q=q, stream=k, start=1)], r.value, r.geometry, r"scores\[0\]: view 1\.\.5 leaves.*width 4"),
@@ -218,11 +220,21 @@ def test_requests_that_do_not_fit_say_what_does() -> None:
         ([ScoreTerm(q=q, stream=k, groups=(2,))], r.value, r.geometry, r"scores\[0\]\.groups=\(2,\).*sum to H=2"),
         (r.scores, replace(r.value, groups=(1, 2)), r.geometry, r"value\.groups=\(1, 2\).*sum to H=2"),
         (r.scores, ValueTerm(stream=torch.randn(1, 3, 3, 4)), r.geometry, r"value has G=3 .*give `groups`"),
+        (r.scores, ValueTerm(stream=v[:, :0], flat=True), r.geometry, r"value\.stream has shape .*G of 1 or more"),
+        ([ScoreTerm(q=q, stream=k, rotation=turn)], r.value, r.geometry, r"rotation turns 6 elements.*D=4"),
         (r.scores, r.value, Geometry.contiguous(4, causal=True), r"geometry is for M=4, T=4.*M=3, T=3"),
     ]
     for scores, value, geometry, message in bad:
         with pytest.raises(UserError, match=message):
             attend(scores, value, geometry, scale=1.0)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_beyond_all_distances_hides_nothing(causal: bool) -> None:
+    request, positions = plain(), torch.arange(3, dtype=torch.int32)[None]
+    wide = replace(request, geometry=Geometry(positions, positions, causal=causal, window=2**31))
+    none = replace(request, geometry=Geometry(positions, positions, causal=causal))
+    assert torch.equal(wide("reference"), none("reference"))
 
 
 @settings(max_examples=80, deadline=None)

@@ -22,6 +22,7 @@ from .processes import PATIENCE, Forker
 from .record import KILLS, count
 
 RUNS = ("a--seed1", "b--seed1")
+WRITTEN = "after the table was written"
 
 
 def command(toy_file: Path, out: Path) -> list[str]:
@@ -38,19 +39,28 @@ def test_killed_comparison_goes_on(forker: Forker, toy_file: Path, tmp_path: Pat
     begun = time.monotonic()
     assert forker.run(command(toy_file, tmp_path / "whole"), tmp_path / "log") == 0, (tmp_path / "log").read_text()
     seconds = time.monotonic() - begun
-    out, log, draw = tmp_path / "out", tmp_path / "log1", random.Random(3)
-    for _ in range(KILLS):
+    log, draw = tmp_path / "log1", random.Random(3)
+    out = tmp_path / "out0"
+    for number in range(KILLS):
         child = forker.start(command(toy_file, out), log)
         time.sleep(draw.uniform(0.2, 1.1 * seconds))
         os.kill(child, signal.SIGKILL)  # the comparison alone: its runs must notice by themselves
         forker.kill(child)
-        count("kill -9 while comparing", state(out))
+        reached = state(out)
+        count("kill -9 while comparing", reached)
         for run in RUNS:
             if (out / "runs" / run).is_dir():
                 assert whole_checkpoint(out / "runs" / run)[1] == []
+        if reached == WRITTEN or number == KILLS - 1:
+            finish(forker, toy_file, out, tmp_path / "whole", log)
+            out = tmp_path / f"out{number + 1}"
+
+
+def finish(forker: Forker, toy_file: Path, out: Path, whole: Path, log: Path) -> None:
+    """Let the comparison end; it must be the undisturbed one."""
     assert forker.run(command(toy_file, out), log) == 0, log.read_text()
     for run in RUNS:
-        assert_same_run(tmp_path / "whole/runs" / run, out / "runs" / run)
+        assert_same_run(whole / "runs" / run, out / "runs" / run)
     for name in ("compare.md", "compare.html"):
         assert (out / name).is_file()
     result = json.loads((out / "compare.json").read_text())
@@ -61,7 +71,7 @@ def test_killed_comparison_goes_on(forker: Forker, toy_file: Path, tmp_path: Pat
 def state(out: Path) -> str:
     results = [(out / "runs" / run / "results.json").is_file() for run in RUNS]
     if (out / "compare.json").is_file():
-        return "after the table was written"
+        return WRITTEN
     if not (out / "compare.yaml").is_file():
         return "before the first file"
     return f"{sum(results)} of 2 runs done"

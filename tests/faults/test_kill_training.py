@@ -73,10 +73,10 @@ def killed_once(forker: Forker, command: list[str], log: Path, run: Path, draw: 
     else:
         drafts = draw.randint(1, 4)
         for _ in range(drafts):
-            if forker.wait_until(child, lambda: any((run / "checkpoints").glob(".draft-0*"))) is not None:
-                return False
-            if drafts > 1:
-                forker.wait_until(child, lambda: not any((run / "checkpoints").glob(".draft-0*")))
+            for there in (True, False) if drafts > 1 else (True,):
+                moment = lambda there=there: any((run / "checkpoints").glob(".draft-0*")) is there  # noqa: E731
+                if forker.wait_until(child, moment) is not None:
+                    return False  # it ended before
         time.sleep(draw.choice([0, draw.uniform(0, 0.01), draw.uniform(0, 0.05)]))
     return forker.kill(child) == -9
 

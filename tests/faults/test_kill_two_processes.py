@@ -11,9 +11,9 @@ from .record import KILLS, count
 from .two_processes import killed_run, same_weights, start
 
 SHORT = [
-    "train.steps=24",
+    "train.steps=60",
     "train.save_every=1",
-    "train.validate_every=12",
+    "train.validate_every=30",
     "train.warmup_steps=4",
     "train.keep_last=2",
     "train.tensorboard=false",
@@ -37,7 +37,7 @@ def test_demo_on_two_processes_killed_at_random(tmp_path: Path) -> None:
         run,
         tmp_path / "log2",
         kills=min(KILLS, 5),
-        steps=24,
+        steps=60,
         draw=random.Random(5),
         say=print,
     )

@@ -77,12 +77,12 @@ def killed_run(
     say: Callable[[str], None],
 ) -> list[str]:
     """Start the run, kill it at `kills` random moments, start it again each time, and let it end; what was hit when."""
-    moments = sorted(draw.uniform(0, 0.9 * steps) for _ in range(kills))
+    moments = sorted(draw.uniform(0, 0.8 * steps) for _ in range(kills))
     hit = []
     for moment in moments:
         process = start(arguments, log)
         wait_until(process, run_dir, moment, log)
-        time.sleep(draw.uniform(0, 2))
+        time.sleep(draw.uniform(0, 0.2))
         worker = draw.choice([None, 0, 1])
         kill(process, worker=worker)
         checkpoint, damaged = whole_checkpoint(run_dir)

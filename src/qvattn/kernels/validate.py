@@ -53,12 +53,14 @@ def _term(term: ScoreTerm, what: str, B: int, H: int, M: int, T: int, dtype: tor
         at = term.rotation.positions.shape
         if len(at) != 2 or at[0] not in (1, B) or at[1] != T:
             raise UserError(f"{what}.rotation is for positions of shape {tuple(at)}, expected [B={B} or 1, T={T}]")
+        if (term.rotation.dim or 0) > D:
+            raise UserError(f"{what}.rotation turns {term.rotation.dim} elements, the keys have D={D}")
 
 
 def _value(value: ValueTerm, B: int, H: int) -> None:
     rows, G, _, W = value.stream.shape
-    if rows != B:
-        raise UserError(f"value.stream has shape {tuple(value.stream.shape)}, expected [B={B}, G, T, W]")
+    if rows != B or not G:
+        raise UserError(f"value.stream has shape {tuple(value.stream.shape)}, expected [B={B}, G of 1 or more, T, W]")
     _view("value", value.start, W - value.start if value.width is None else value.width, W)
     if not value.flat or value.groups is not None:
         _groups("value", value.groups, G, H)

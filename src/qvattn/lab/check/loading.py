@@ -102,7 +102,7 @@ def load(folder: Path) -> QvattnModel:
         kind = parse_json((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{folder} holds neither a run nor a saved model: config.json: {error}") from None
-    if kind not in CLASSES:
+    if not isinstance(kind, str) or kind not in CLASSES:
         raise UserError(f"{folder}: model_type={kind!r}: allowed are {', '.join(CLASSES)}")
     transformers_logging.disable_progress_bar()
     model: QvattnModel = CLASSES[kind].from_pretrained(folder, dtype=torch.float32)
