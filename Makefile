@@ -11,7 +11,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where the CPU index cannot be reached, pip's own index serves the same release.
 INSTALL_TORCH = $(BIN)/pip install --quiet --retries 1 --index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple "$(TORCH)"
 
-.PHONY: help install demo test test-all lint docs dist notebook clean
+.PHONY: help install demo test test-all reliability lint docs dist notebook clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -33,6 +33,9 @@ test: install lint  ## the whole test suite but the slow tests
 
 test-all: install lint  ## with the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
+reliability: install  ## docs/reliability.md again: kills, faults, hostile files, soak (half an hour)
+	$(BIN)/python benchmarks/reliability.py
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks docs

@@ -1,6 +1,6 @@
 """Everything that docs/reliability.md says, done again: kills, faults, hostile files, the soak, the demo run.
 
-    python benchmarks/reliability.py                     all parts, then the page (an hour and more on two cores)
+    python benchmarks/reliability.py                     all parts, then the page (half an hour on two cores)
     python benchmarks/reliability.py --only soak         one part again; what the others gave is kept
     python benchmarks/reliability.py --only page         the page again
 
@@ -154,7 +154,7 @@ What was tried to break runs, files and the decode engine, and how often it ende
 
     python benchmarks/reliability.py
 
-from `docs/results/reliability.json`; the tests behind it are in `tests/faults`, `tests/safety` and `tests/soak` and
+(`make reliability`) from `docs/results/reliability.json`; the tests behind it are in `tests/faults`, `tests/safety` and `tests/soak` and
 run, with smaller numbers, in the test suite."""
 
 TEXTS = {
