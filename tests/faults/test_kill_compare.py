@@ -121,4 +121,5 @@ def test_runs_do_not_outlive_a_killed_comparison(tmp_path: Path) -> None:
     parent.wait()
     with exclusive(out):  # waits for the run that was told to save and end
         assert (out / "asked").exists()
+        assert (out / ".lock").read_text() == str(os.getpid())  # else the next start could not know whom it waits for
     count("comparison killed: its runs are asked to save and end", "yes")

@@ -29,6 +29,8 @@ except ImportError:  # not on this platform: two comparisons in one directory ar
     fcntl = None  # type: ignore[assignment]
 
 GRACE_SECONDS = 10.0
+LEFT_BEHIND_SECONDS = 120.0
+"""A run that was told to save and end may have to load, validate and write a checkpoint first."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
@@ -126,7 +128,7 @@ def run_grid(
 def exclusive(directory: Path) -> Iterator[None]:
     """Hold `directory` for this process and the children that inherit the lock.
 
-    Runs that a killed comparison left behind are waited for a little: they have been told to save and end.
+    Runs that a killed comparison left behind are waited for a while: they have been told to save and end.
 
     Raises:
         UserError: another comparison, or a run that one left behind, is at work there, or it cannot be written to.
@@ -140,7 +142,8 @@ def exclusive(directory: Path) -> Iterator[None]:
     with os.fdopen(handle, "r+") as lock:
         if fcntl is not None:
             _take(lock, directory)
-            lock.truncate(0)
+            lock.seek(0)  # what the owner before wrote may have been read
+            lock.truncate()
             lock.write(str(os.getpid()))
             lock.flush()
             os.set_inheritable(lock.fileno(), True)
@@ -148,7 +151,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 
 def _take(lock: TextIO, directory: Path) -> None:
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + LEFT_BEHIND_SECONDS
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
