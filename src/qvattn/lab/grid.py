@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import logging
 import os
 import signal
 import subprocess
@@ -151,7 +152,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 
 def _take(lock: TextIO, directory: Path) -> None:
-    deadline = time.monotonic() + LEFT_BEHIND_SECONDS
+    begun, told = time.monotonic(), False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,7 +161,12 @@ def _take(lock: TextIO, directory: Path) -> None:
             lock.seek(0)
             owner = lock.read().strip()
             left_behind = owner.isdigit() and not _exists(int(owner))
-            if not left_behind or time.monotonic() > deadline:
+            if left_behind and not told:
+                told = True
+                logging.getLogger(__name__).warning(
+                    f"{directory}: waiting for runs of a killed comparison to save and end"
+                )
+            if not left_behind or time.monotonic() - begun > LEFT_BEHIND_SECONDS:
                 whose = "a training run that a comparison left behind" if left_behind else "another comparison"
                 raise UserError(
                     f"{directory} is in use by {whose}; wait until it ends or choose another --out"
