@@ -154,8 +154,8 @@ What was tried to break runs, files and the decode engine, and how often it ende
 
     python benchmarks/reliability.py
 
-(`make reliability`) from `docs/results/reliability.json`; the tests behind it are in `tests/faults`, `tests/safety` and `tests/soak` and
-run, with smaller numbers, in the test suite."""
+(`make reliability`) from `docs/results/reliability.json`; the tests behind it are in `tests/faults`, `tests/safety`
+and `tests/soak` and run, with smaller numbers, in the test suite."""
 
 TEXTS = {
     "kills": """\
