@@ -11,6 +11,7 @@ from qvattn import UserError
 from qvattn.models import CausalLM, CausalLMConfig, QvattnModel, TranslationConfig, TranslationModel, initialise
 from qvattn.positions import POSITIONS
 from qvattn.variants import VARIANTS
+from qvattn.variants.slim import Slim
 
 VOCABULARY = 40
 ENDS = [2, 7, 11, 19]
@@ -38,12 +39,20 @@ def language(attention: Any = "qv-ka", position: Any = "agf+pcm-v", **fields: An
 
 
 def lively(model: Any) -> Any:
-    """Larger weights than at the start of training, so that the next token depends on the past."""
+    """Larger weights than at the start of training, so that the next token depends on the past.
+
+    Of `slim`, which inverts a matrix, those are well conditioned: the inverse of a random one amplifies rounding.
+    """
     initialise(model, 3)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() > 1 and "position" not in name:
                 p.mul_(1.6)
+        for module in model.modules():
+            if isinstance(module, Slim):
+                weight = module.k_proj.weight
+                u, sizes, v = torch.linalg.svd(weight.double())
+                weight.copy_(u @ torch.diag(sizes.clamp(min=0.3 * sizes.max())) @ v)
     return model.eval()
 
 

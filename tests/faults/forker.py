@@ -19,10 +19,16 @@ import qvattn.train.run
 
 
 def start(arguments: list[str], log: str) -> int:
+    reader, writer = os.pipe()
     child = os.fork()
     if child:
+        os.close(writer)
+        os.read(reader, 1)  # the child has a session of its own, so that killing the session finds it
+        os.close(reader)
         return child
     os.setsid()
+    os.close(reader)
+    os.close(writer)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(target, 1)
