@@ -34,7 +34,7 @@ test: install lint  ## the whole test suite but the slow tests
 test-all: install lint  ## with the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
-reliability: install  ## docs/reliability.md again: kills, faults, hostile files, soak (half an hour)
+reliability: install  ## docs/reliability.md again: kills, faults, hostile files, soak (under an hour)
 	$(BIN)/python benchmarks/reliability.py
 
 lint: install  ## ruff and mypy
