@@ -1,6 +1,6 @@
 """Everything that docs/reliability.md says, done again: kills, faults, hostile files, the soak, the demo run.
 
-    python benchmarks/reliability.py                     all parts, then the page (half an hour on two cores)
+    python benchmarks/reliability.py                     all parts, then the page (under an hour on two cores)
     python benchmarks/reliability.py --only soak         one part again; what the others gave is kept
     python benchmarks/reliability.py --only page         the page again
 
@@ -102,7 +102,8 @@ def demo(steps: int) -> dict[str, Any]:
         print("undisturbed run: done", file=sys.stderr)
         killed = [*command, "--run-dir", str(folder / "run"), "--resume"]
         say = lambda text: print(text, file=sys.stderr)  # noqa: E731
-        hit = killed_run(killed, folder / "run", folder / "log2", kills=5, steps=steps, draw=random.Random(8), say=say)
+        draw = random.Random(8)
+        hit = killed_run(killed, folder / "run", folder / "log2", kills=5, steps=steps, pause=2, draw=draw, say=say)
         tensors = same_weights(folder / "whole", folder / "run")
         accuracies = [
             json.loads((folder / name / "results.json").read_text())["test"]["accuracy"] for name in ("whole", "run")

@@ -221,6 +221,7 @@ def test_requests_that_do_not_fit_say_what_does() -> None:
         (r.scores, replace(r.value, groups=(1, 2)), r.geometry, r"value\.groups=\(1, 2\).*sum to H=2"),
         (r.scores, ValueTerm(stream=torch.randn(1, 3, 3, 4)), r.geometry, r"value has G=3 .*give `groups`"),
         (r.scores, ValueTerm(stream=v[:, :0], flat=True), r.geometry, r"value\.stream has shape .*G of 1 or more"),
+        ([ScoreTerm(q=q, stream=k[:, :0])], r.value, r.geometry, r"scores\[0\] has G=0 .*give `groups`"),
         ([ScoreTerm(q=q, stream=k, rotation=turn)], r.value, r.geometry, r"rotation turns 6 elements.*D=4"),
         (r.scores, r.value, Geometry.contiguous(4, causal=True), r"geometry is for M=4, T=4.*M=3, T=3"),
     ]

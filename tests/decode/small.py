@@ -41,18 +41,17 @@ def language(attention: Any = "qv-ka", position: Any = "agf+pcm-v", **fields: An
 def lively(model: Any) -> Any:
     """Larger weights than at the start of training, so that the next token depends on the past.
 
-    Of `slim`, which inverts a matrix, those are well conditioned: the inverse of a random one amplifies rounding.
+    The key matrix of `slim`, which is inverted, is orthogonal: the inverse of a random one amplifies rounding.
     """
     initialise(model, 3)
+    generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() > 1 and "position" not in name:
                 p.mul_(1.6)
         for module in model.modules():
             if isinstance(module, Slim):
-                weight = module.k_proj.weight
-                u, sizes, v = torch.linalg.svd(weight.double())
-                weight.copy_(u @ torch.diag(sizes.clamp(min=0.3 * sizes.max())) @ v)
+                torch.nn.init.orthogonal_(module.k_proj.weight, gain=1.6, generator=generator)
     return model.eval()
 
 

@@ -67,16 +67,18 @@ def test_killed_at_random_moments(forker: Forker, whole: tuple[Path, float], tmp
 
 def killed_once(forker: Forker, command: list[str], log: Path, run: Path, draw: random.Random, seconds: float) -> bool:
     """Start it and kill it at a random moment: of its time, or some milliseconds into writing a checkpoint."""
+
+    def writing() -> bool:
+        return any((run / "checkpoints").glob(".draft-0*"))
+
     child = forker.start(command, log)
     if draw.random() < 0.5:
         time.sleep(draw.uniform(0, 1.2 * seconds))
     else:
         drafts = draw.randint(1, 4)
-        for _ in range(drafts):
-            for there in (True, False) if drafts > 1 else (True,):
-                moment = lambda there=there: any((run / "checkpoints").glob(".draft-0*")) is there  # noqa: E731
-                if forker.wait_until(child, moment) is not None:
-                    return False  # it ended before
+        for moment in [writing, lambda: not writing()] * drafts if drafts > 1 else [writing]:
+            if forker.wait_until(child, moment) is not None:
+                return False  # it ended before
         time.sleep(draw.choice([0, draw.uniform(0, 0.01), draw.uniform(0, 0.05)]))
     return forker.kill(child) == -9
 

@@ -38,6 +38,7 @@ def test_demo_on_two_processes_killed_at_random(tmp_path: Path) -> None:
         tmp_path / "log2",
         kills=min(KILLS, 5),
         steps=60,
+        pause=0.2,
         draw=random.Random(5),
         say=print,
     )

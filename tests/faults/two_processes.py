@@ -73,16 +73,20 @@ def killed_run(
     *,
     kills: int,
     steps: int,
+    pause: float,
     draw: random.Random,
     say: Callable[[str], None],
 ) -> list[str]:
-    """Start the run, kill it at `kills` random moments, start it again each time, and let it end; what was hit when."""
-    moments = sorted(draw.uniform(0, 0.8 * steps) for _ in range(kills))
+    """Start the run, kill it at `kills` random moments, start it again each time, and let it end; what was hit when.
+
+    pause: the most seconds that a kill comes after the checkpoint it waited for; less than the last steps take.
+    """
+    moments = sorted(draw.uniform(0, 0.9 * steps) for _ in range(kills))
     hit = []
     for moment in moments:
         process = start(arguments, log)
         wait_until(process, run_dir, moment, log)
-        time.sleep(draw.uniform(0, 0.2))
+        time.sleep(draw.uniform(0, pause))
         worker = draw.choice([None, 0, 1])
         kill(process, worker=worker)
         checkpoint, damaged = whole_checkpoint(run_dir)

@@ -129,16 +129,14 @@ def _request(
     B, H, M, _ = scores[0].q.shape
     if not (B and H and M):
         raise UserError(f"queries have shape {tuple(scores[0].q.shape)}: there is nothing to attend for")
-    _, G, T, _ = value.stream.shape
-    if not G:
-        raise UserError(f"the value has shape {tuple(value.stream.shape)}: there is nothing to sum")
+    T = value.stream.shape[2]
     width = value.stream.shape[3] - value.start if value.width is None else value.width
     where: _Where = geometry.recall("cpu", lambda: _where(geometry))
     for name, x, length in (("q_pos", where.q_pos, M), ("k_pos", where.k_pos, T)):
         if x.shape[1] != length or x.shape[0] not in (1, B):
             raise UserError(f"geometry.{name} has shape {tuple(x.shape)}, expected [{B} or 1, {length}]")
     dtype = scores[0].q.dtype
-    out = torch.empty((B, H, M, width * G if value.flat else width), dtype=dtype)
+    out = torch.empty((B, H, M, width * value.stream.shape[1] if value.flat else width), dtype=dtype)
     keep: list[Any] = [where]
     fields = [len(scores), B, H, M, T, out.data_ptr(), _DTYPES[dtype], *where.fields]
     fields += _NO_TABLES if tables is None else _table_fields(tables, H, keep)
@@ -203,7 +201,7 @@ def _view_fields(
 ) -> tuple[int, ...]:
     """The view of `width` elements from `start`, read by H heads (None: flat, by all of them)."""
     rows, G, tokens, W = stream.shape
-    shared = H is None or (H % G == 0 if groups is None else len(groups) == G and sum(groups) == H)
+    shared = G and (H is None or (H % G == 0 if groups is None else len(groups) == G and sum(groups) == H))
     if rows != B or tokens != T or not 0 <= start <= start + width <= W or not shared:
         raise UserError(
             f"a stream has shape {tuple(stream.shape)}, read from {start} for {width} elements by {H} heads in groups "
